@@ -1,0 +1,1 @@
+"""Decides for the job: who broke, how deep to restart, from which checkpoint, with which ranks."""

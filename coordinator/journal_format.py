@@ -1,0 +1,92 @@
+"""The coordinator's durable state and its JSON form.
+
+What is kept is what a restarted coordinator cannot learn from the sidecars when they dial in
+again: numbers that must not go back, who holds which rank, who is excluded, what was spent of the
+restart budgets, which checkpoints every rank confirmed, and the open incident.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+import orjson
+
+from coordinator.incidents import Incident
+from coordinator.phases import JobPhase
+from sidecar.api import CheckpointPointer
+from worker_shim.messages import RestartMode
+
+SCHEMA_VERSION: Final = 1
+
+T = TypeVar("T")
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """One restart that was decided, for the sliding windows (wall clock ns)."""
+
+    at_ns: int
+    mode: RestartMode
+    node: str | None
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableState:
+    """One row: the whole durable state of one job."""
+
+    job: str
+    phase: JobPhase = JobPhase.WAITING
+    generation: int = 0
+    topology_version: int = 0
+    world: tuple[str, ...] = ()
+    """Node of each group rank."""
+    excluded: dict[str, str] = field(default_factory=dict)
+    """Excluded node -> reason."""
+    restarts: tuple[Restart, ...] = ()
+    complete_checkpoints: tuple[CheckpointPointer, ...] = ()
+    """Confirmed by every rank of the job, newest last, bounded."""
+    chosen_checkpoints: tuple[CheckpointPointer, ...] = ()
+    """What the present generation was told to load."""
+    next_incident: int = 1
+    open_incident: Incident | None = None
+    outcome_reason: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+def encode_state(state: DurableState) -> bytes:
+    """Return the JSON bytes of ``state``."""
+    return orjson.dumps(state)
+
+
+def decode_state(data: bytes) -> DurableState:
+    """Return the state in ``data``.  Raises `JournalError` when it is not one of ours."""
+    return _decode(data, DurableState, SCHEMA_VERSION)
+
+
+def encode_incident(incident: Incident) -> bytes:
+    """Return the JSON bytes of ``incident``."""
+    return orjson.dumps(incident)
+
+
+def decode_incident(data: bytes) -> Incident:
+    """Return the incident in ``data``.  Raises `JournalError`."""
+    return _decode(data, Incident, 1)
+
+
+def _decode(data: bytes, cls: type[T], version: int) -> T:
+    try:
+        body = orjson.loads(data)
+        found = body.get("schema_version") if isinstance(body, dict) else None
+        if found != version:
+            raise JournalError(
+                f"the journal holds {cls.__name__} of schema {found!r}, this version reads "
+                f"{version}; use the matching outrider, or move the state directory away"
+            )
+        return msgspec.convert(body, cls)
+    except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
+        raise JournalError(f"the journal's {cls.__name__} is damaged: {error}") from error

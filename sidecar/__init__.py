@@ -1,0 +1,1 @@
+"""The per-node daemon: launches workers, watches them, and tells the coordinator.  No torch."""

@@ -1,0 +1,268 @@
+"""The sidecar <-> coordinator conversation and the node's HTTP bodies: vocabulary only.
+
+The sidecar dials one WebSocket to the coordinator.  Upwards travel `Hello`, then `StatusReport`
+whenever something changed and on a slow heartbeat, and `ProgressReport` when asked.  A status is a
+whole level, not an edge: any of them may be lost, doubled or late, and the next one still says
+everything.  Downwards travel commands, each with the generation and topology version it is for.
+
+Bodies of ``/start``, ``/stop``, ``/update`` use the HyperPod elastic agent's field names, so that
+an HTTP client written for it works unchanged; ``generation`` and ``topology_version`` are
+additions that such a client may leave out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Final, TypeAlias
+
+from scout.hang import RankSnapshot
+from worker_shim.messages import RestartMode
+
+PROTOCOL_VERSION: Final = 1
+UPLINK_PATH: Final = "/v1/sidecar"
+"""Where a sidecar's WebSocket is accepted."""
+
+
+class AgentState(StrEnum):
+    """A node's agent, as in the HyperPod elastic agent."""
+
+    INIT = "init"
+    READY = "ready"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAULTED = "faulted"
+    STOPPING = "stopping"
+    SHUTDOWN = "shutdown"
+
+
+class FaultKind(StrEnum):
+    """What broke.  A bounded set: it is a metric label."""
+
+    CRASH = "crash"
+    LOG_RULE = "log_rule"
+    LOG_SLOW = "log_slow"
+    LOG_HANG = "log_hang"
+    PROCESS_STALL = "process_stall"
+    STARTUP_TIMEOUT = "startup_timeout"
+    GPU_FATAL = "gpu_fatal"
+    NODE_LOST = "node_lost"
+    WORKER_REPORTED = "worker_reported"
+
+
+class Scope(StrEnum):
+    """How much a fault takes with it."""
+
+    RANK = "rank"
+    GPU = "gpu"
+    NODE = "node"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitCause:
+    """How a worker process ended: exactly one of ``code`` and ``signal`` is set."""
+
+    code: int | None = None
+    signal: int | None = None
+    core_dumped: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """True for exit status 0."""
+        return self.code == 0
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"signal {self.signal}" + (" (core dumped)" if self.core_dumped else "")
+        return f"exit code {self.code}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultReport:
+    """A node's own finding.  ``fault_id`` is unique per node incarnation and never reused.
+
+    ``age_ns`` is how long ago it happened when the report was made; ``step`` is the training step
+    it belongs to when the evidence says so (a log line's ``step`` group).  ``gpu`` is the node's
+    physical device index.
+    """
+
+    fault_id: int
+    kind: FaultKind
+    scope: Scope
+    reason: str
+    message: str
+    age_ns: int
+    rank: int | None = None
+    local_rank: int | None = None
+    gpu: int | None = None
+    step: int | None = None
+    exit: ExitCause | None = None
+    restart_mode: RestartMode | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """A running worker in a status.  ``step`` is None until it completed one."""
+
+    rank: int
+    local_rank: int
+    pid: int | None
+    step: int | None = None
+    progress_age_ns: int | None = None
+    stalled: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfirmation:
+    """Which ranks of this node confirmed which step.  ``paths`` holds each distinct path told."""
+
+    prefix: str
+    step: int
+    ranks: tuple[int, ...]
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A sidecar presents itself.  ``incarnation`` changes with every start of the sidecar."""
+
+    TYPE: ClassVar[str] = "hello"
+    protocol: int
+    agent_version: str
+    job: str
+    node: str
+    incarnation: str
+    host: str
+    http_port: int
+    nproc_per_node: int
+    spare: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """Everything the coordinator needs to know of a node, whole.
+
+    ``generation`` is that of the last start obeyed, ``stopped_generation`` the highest one whose
+    stop is complete (no worker of it or of an older one runs here).  ``rendezvous_port`` is a port
+    reserved on this node for the next start, should it host rank 0.
+    """
+
+    TYPE: ClassVar[str] = "status"
+    node: str
+    incarnation: str
+    state: AgentState
+    generation: int
+    stopped_generation: int
+    topology_version: int
+    rendezvous_port: int
+    group_rank: int | None = None
+    reason: str = ""
+    message: str = ""
+    restart_mode: RestartMode | None = None
+    faults: tuple[FaultReport, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
+    checkpoints: tuple[CheckpointConfirmation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressReport:
+    """Answer to `Inspect`: this node's ranks at one moment, and their last log lines."""
+
+    TYPE: ClassVar[str] = "progress"
+    round_id: int
+    node: str
+    ranks: tuple[RankSnapshot, ...]
+    log_tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Global rank (as text) -> last lines of its output, oldest first, bounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The coordinator accepts the sidecar and says how often to speak without news."""
+
+    TYPE: ClassVar[str] = "welcome"
+    job: str
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """The coordinator does not want this sidecar; ``retry`` says whether dialling again helps."""
+
+    TYPE: ClassVar[str] = "goodbye"
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPointer:
+    """A chosen checkpoint: ``{prefix: {progressCount, progressData}}`` on HTTP."""
+
+    prefix: str
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Run this generation with these ranks.  ``group_rank`` is the node's rank among nodes."""
+
+    TYPE: ClassVar[str] = "start"
+    generation: int
+    topology_version: int
+    group_rank: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    fault_count: int
+    node_hosts: tuple[str, ...]
+    """Host of each group rank, in order."""
+    checkpoints: tuple[CheckpointPointer, ...] = ()
+    log_rules: tuple[Mapping[str, Any], ...] = ()
+    """Rules in the HyperPod field names, already validated by the coordinator."""
+    stall_timeout_s: float = 0.0
+    """Silence of a rank's progress that asks for a judgement; 0 switches it off."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End every worker of ``generation`` and older."""
+
+    TYPE: ClassVar[str] = "stop"
+    generation: int
+    restart_mode: RestartMode
+    reason: str
+    grace_s: float = 0.0
+    """Time between a polite signal and SIGKILL; 0 kills at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """End workers and the sidecar itself."""
+
+    TYPE: ClassVar[str] = "shutdown"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect:
+    """Send a `ProgressReport` with this ``round_id`` now."""
+
+    TYPE: ClassVar[str] = "inspect"
+    round_id: int
+
+
+Upward: TypeAlias = Hello | StatusReport | ProgressReport
+Downward: TypeAlias = Welcome | Goodbye | Start | Stop | Shutdown | Inspect
+Command: TypeAlias = Start | Stop | Shutdown | Inspect
+
+UPWARD: Final[Mapping[str, type[Upward]]] = {
+    cls.TYPE: cls for cls in (Hello, StatusReport, ProgressReport)
+}
+DOWNWARD: Final[Mapping[str, type[Downward]]] = {
+    cls.TYPE: cls for cls in (Welcome, Goodbye, Start, Stop, Shutdown, Inspect)
+}

@@ -1,0 +1,228 @@
+"""What the node's agent core hears (events) and asks for (effects).
+
+Events are facts about the world, effects are requests to shells.  An effect never returns a
+value: what came of it arrives later as an event.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from scout.hang import RankSnapshot
+from sidecar.api import Command, ExitCause, FaultKind, ProgressReport, Start, StatusReport
+from worker_shim.messages import Envelope, SidecarReply, WorkerMessage
+
+# --- events ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandReceived:
+    """A command arrived.  ``request_id`` is set when somebody waits for a `Reply` (HTTP)."""
+
+    command: Command
+    request_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersSpawned:
+    """All workers of ``generation`` run.  ``pids`` maps local rank to process id."""
+
+    generation: int
+    pids: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnFailed:
+    """The workers of ``generation`` could not be started; none is left running."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    """A worker process ended.  ``last_lines`` are the end of its standard error."""
+
+    generation: int
+    local_rank: int
+    pid: int
+    cause: ExitCause
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersGone:
+    """No process of ``generation`` or older is left on this node, orphans included."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpoke:
+    """A worker's message, from a connection tied to ``local_rank`` by its credentials."""
+
+    connection: int
+    envelope: Envelope
+    message: WorkerMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFinding:
+    """A log rule turned bad (``kind`` LOG_RULE, LOG_SLOW or LOG_HANG)."""
+
+    generation: int
+    local_rank: int
+    kind: FaultKind
+    rule: str
+    message: str
+    line: str
+    age_ns: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareFinding:
+    """A health source convicts a device of this node.  ``gpu`` None means the node itself."""
+
+    gpu: int | None
+    reason: str
+    message: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressObserved:
+    """One tick over this node's progress pages."""
+
+    generation: int
+    ranks: tuple[RankSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionTaken:
+    """What a `TakeInspection` saw."""
+
+    round_id: int
+    ranks: tuple[RankSnapshot, ...]
+    log_tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortReserved:
+    """A port is held for the next generation's rendezvous, should this node host rank 0."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkOpened:
+    """The coordinator said welcome: everything must be told again."""
+
+    heartbeat_s: float
+
+
+Event: TypeAlias = (
+    CommandReceived
+    | WorkersSpawned
+    | SpawnFailed
+    | WorkerExited
+    | WorkersGone
+    | WorkerSpoke
+    | LogFinding
+    | HardwareFinding
+    | ProgressObserved
+    | InspectionTaken
+    | PortReserved
+    | UplinkOpened
+)
+
+# --- effects --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnWorkers:
+    """Start this node's workers as ``start`` says.  Ends in `WorkersSpawned` or `SpawnFailed`."""
+
+    start: Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorkers:
+    """End every worker of ``generation`` and older.  Ends in `WorkersGone`."""
+
+    generation: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchLogs:
+    """Evaluate these rules (HyperPod field names) on the workers' output from now on."""
+
+    generation: int
+    rules: tuple[Mapping[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeInspection:
+    """Look at every rank now.  Ends in `InspectionTaken`."""
+
+    round_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservePort:
+    """Hold a fresh port for the next rendezvous.  Ends in `PortReserved`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Tell the coordinator, if it is there.  A status replaces every earlier unsent one."""
+
+    message: StatusReport | ProgressReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerWorker:
+    """Send a reply on a worker's connection."""
+
+    connection: int
+    reply: SidecarReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Answer the one who waits for ``request_id``: an HTTP status and one sentence."""
+
+    request_id: int
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit:
+    """End the daemon.  No worker is left running."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """A line for the daemon's own log (``level`` is a logging level name)."""
+
+    level: str
+    text: str
+
+
+Effect: TypeAlias = (
+    SpawnWorkers
+    | KillWorkers
+    | WatchLogs
+    | TakeInspection
+    | ReservePort
+    | Report
+    | AnswerWorker
+    | Reply
+    | Quit
+    | Say
+)

@@ -1,0 +1,1 @@
+"""Hardware health: what a reading means, and the sources readings come from."""

@@ -1,0 +1,1 @@
+"""Worker output: rules that judge lines, and the tail that reads them."""

@@ -1,0 +1,1 @@
+"""The worker processes of this node: starting, hearing, ending them."""

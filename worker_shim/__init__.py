@@ -1,0 +1,1 @@
+"""Outrider's guest in the training process."""

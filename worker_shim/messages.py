@@ -1,0 +1,188 @@
+"""The worker <-> sidecar conversation: every message, its fields and its direction.
+
+Type names are those of the HyperPod elastic agent's IPC, so that a client written for it is
+understood; ``protocol``, ``seq`` and ``generation`` are ours.  This module knows JSON objects,
+not sockets: `framing` cuts the byte stream, `client` and the sidecar's server do the I/O.
+
+Every worker message is answered: `Ack`, `Refusal`, or the reply its type names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Final
+
+PROTOCOL_VERSION: Final = 1
+
+SOCKET_ENV: Final = "OUTRIDER_WORKER_SOCKET"
+"""Path of the sidecar's Unix stream socket."""
+PROGRESS_PAGE_ENV: Final = "OUTRIDER_PROGRESS_PAGE"
+"""Path of this rank's progress page, created by the sidecar."""
+PROGRESS_TOKEN_ENV: Final = "OUTRIDER_PROGRESS_TOKEN"  # noqa: S105 - the name of a variable
+"""The page's ownership token, a decimal integer."""
+GENERATION_ENV: Final = "OUTRIDER_GENERATION"
+"""The job's run number that this process belongs to."""
+
+
+class RestartMode(StrEnum):
+    """How deep a restart goes, mildest first."""
+
+    IN_PROCESS = "in_process_restart"
+    LOCAL_PROCESS = "local_process_level_restart"
+    PROCESS = "process_level_restart"
+    JOB = "job_level_restart"
+
+    @property
+    def severity(self) -> int:
+        """Position in the order of severity; larger is more severe."""
+        return list(RestartMode).index(self)
+
+
+def most_severe(*modes: RestartMode | None) -> RestartMode | None:
+    """Return the most severe of the modes asked for, or None when nobody asked."""
+    asked = [mode for mode in modes if mode is not None]
+    return max(asked, key=lambda mode: mode.severity) if asked else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Init:
+    """First message of a connection: which local rank speaks."""
+
+    TYPE: ClassVar[str] = "init"
+    local_rank: int
+    pid: int
+    protocol: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFault:
+    """This rank failed, or asks for a restart at least as deep as ``restart_mode``."""
+
+    TYPE: ClassVar[str] = "job_fault"
+    local_rank: int
+    reason: str
+    message: str = ""
+    restart_mode: RestartMode | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLabels:
+    """Where this rank stands in the parallel layout, e.g. ``{"dp": "3", "pp": "0"}``."""
+
+    TYPE: ClassVar[str] = "rank_labels"
+    local_rank: int
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInit:
+    """This rank will report checkpoints named by ``prefix``."""
+
+    TYPE: ClassVar[str] = "ckpt_init"
+    local_rank: int
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """This rank's part of the checkpoint of ``step`` is complete and durable at ``path``."""
+
+    TYPE: ClassVar[str] = "ckpt_info_update"
+    local_rank: int
+    prefix: str
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointQuery:
+    """Which checkpoint should this rank load?  Answered by `CheckpointAnswer`."""
+
+    TYPE: ClassVar[str] = "ckpt_info_get"
+    local_rank: int
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointAnswer:
+    """The job-wide choice; ``step`` and ``path`` are None when nothing has been chosen."""
+
+    TYPE: ClassVar[str] = "ckpt_info_get"
+    prefix: str
+    step: int | None
+    path: str | None
+    reply_to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The connection is alive although nothing happened."""
+
+    TYPE: ClassVar[str] = "heartbeat"
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The message with sequence number ``reply_to`` was accepted."""
+
+    TYPE: ClassVar[str] = "ack"
+    reply_to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The message was not accepted, and why.  ``reply_to`` is None when it could not be read."""
+
+    TYPE: ClassVar[str] = "error"
+    reply_to: int | None
+    reason: str
+
+
+WorkerMessage = (
+    Init | JobFault | RankLabels | CheckpointInit | CheckpointSaved | CheckpointQuery | Heartbeat
+)
+SidecarReply = Ack | Refusal | CheckpointAnswer
+
+WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
+    cls.TYPE: cls
+    for cls in (
+        Init,
+        JobFault,
+        RankLabels,
+        CheckpointInit,
+        CheckpointSaved,
+        CheckpointQuery,
+        Heartbeat,
+    )
+}
+SIDECAR_REPLIES: Final[Mapping[str, type[SidecarReply]]] = {
+    cls.TYPE: cls for cls in (Ack, Refusal, CheckpointAnswer)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What surrounds a worker message on the wire.
+
+    ``client_id`` names the client object, ``seq`` numbers its messages from 1, ``generation`` is
+    the job's run number; a message of another generation is refused.
+    """
+
+    client_id: str
+    seq: int
+    generation: int
+
+
+def worker_frame(message: WorkerMessage, envelope: Envelope) -> dict[str, Any]:
+    """Return the JSON object for ``message``; `framing.encode` makes the bytes."""
+    return {"type": message.TYPE, **asdict(envelope), **_plain(message)}
+
+
+def reply_frame(reply: SidecarReply) -> dict[str, Any]:
+    """Return the JSON object for a sidecar's answer."""
+    return {"type": reply.TYPE, **_plain(reply)}
+
+
+def _plain(message: WorkerMessage | SidecarReply) -> dict[str, Any]:
+    return {key: value for key, value in asdict(message).items() if value is not None}
