@@ -1,0 +1,235 @@
+"""The coordinator's journal: one SQLite file, one writer thread, one transaction a commit.
+
+A commit is acknowledged only after it is on disk (write-ahead log, ``synchronous=FULL``), so that
+a coordinator killed at any moment comes back with everything it ever acted upon.  What the rows
+mean is known to `coordinator.journal_format`, never here.
+"""
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from coordinator.incidents import Incident
+from coordinator.journal_format import (
+    DurableState,
+    JournalError,
+    decode_incident,
+    decode_state,
+    encode_incident,
+    encode_state,
+)
+
+T = TypeVar("T")
+
+APPLICATION_ID: Final = 0x4F555452
+"""``OUTR`` in the SQLite header: tells our files from anybody else's."""
+SCHEMA_VERSION: Final = 1
+"""Version of the tables (``user_version``); the JSON inside carries its own."""
+BUSY_TIMEOUT_S: Final = 5.0
+"""How long a commit waits for somebody who reads the file with the sqlite3 shell."""
+INCIDENTS_KEPT_MAX: Final = 5_000
+"""Incidents kept per job; a job that stops this often has other troubles than a lost page."""
+
+_SCHEMA: Final = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE state (
+    job TEXT PRIMARY KEY,
+    revision INTEGER NOT NULL,
+    json BLOB NOT NULL,
+    at INTEGER NOT NULL
+) STRICT;
+CREATE TABLE incidents (
+    id TEXT NOT NULL,
+    job TEXT NOT NULL,
+    json BLOB NOT NULL,
+    opened_at INTEGER NOT NULL,
+    PRIMARY KEY (job, id)
+) STRICT;
+CREATE INDEX incidents_by_time ON incidents (job, opened_at);
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+_PUT_STATE: Final = """
+INSERT INTO state (job, revision, json, at) VALUES (?, 1, ?, ?)
+ON CONFLICT (job) DO UPDATE SET revision = revision + 1, json = excluded.json, at = excluded.at
+"""
+_PUT_INCIDENT: Final = """
+INSERT INTO incidents (id, job, json, opened_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (job, id) DO UPDATE SET json = excluded.json
+"""
+_DROP_OLD: Final = """
+DELETE FROM incidents WHERE job = ?1 AND id IN (
+    SELECT id FROM incidents WHERE job = ?1 ORDER BY opened_at DESC, rowid DESC LIMIT -1 OFFSET ?2
+)
+"""
+
+
+class Journal:
+    """An open journal.  Every method with ``await`` runs on the one writer thread, in order."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: int) -> None:
+        self._path = path
+        self._connection = connection
+        self._lock = lock
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open or create the journal at ``path``.  Raises `JournalError`."""
+        lock = _lock(path)
+        try:
+            connection = _connect(path)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, connection, lock)
+
+    def load(self, job: str) -> DurableState | None:
+        """Return the last committed state of ``job``, or None.  Raises `JournalError`."""
+        with _readable(self._path):
+            row = self._connection.execute(
+                "SELECT json FROM state WHERE job = ?", (job,)
+            ).fetchone()
+        return None if row is None else decode_state(row[0])
+
+    async def commit(self, state: DurableState, *incidents: Incident | None) -> None:
+        """Make the state and the incidents durable in one transaction.  Raises `JournalError`."""
+        given = [incident for incident in incidents if incident is not None]
+        await self._in_thread(lambda: self._write(state, given))
+
+    async def incidents(self, job: str, limit: int = INCIDENTS_KEPT_MAX) -> list[Incident]:
+        """Return the newest ``limit`` incidents of ``job``, oldest first."""
+        rows = await self._in_thread(
+            lambda: self._connection.execute(
+                "SELECT json FROM incidents WHERE job = ? ORDER BY opened_at DESC, rowid DESC"
+                " LIMIT ?",
+                (job, limit),
+            ).fetchall()
+        )
+        return [decode_incident(row[0]) for row in reversed(rows)]
+
+    async def incident(self, job: str, incident_id: str) -> Incident | None:
+        """Return one incident of ``job``, or None."""
+        row = await self._in_thread(
+            lambda: self._connection.execute(
+                "SELECT json FROM incidents WHERE job = ? AND id = ?", (job, incident_id)
+            ).fetchone()
+        )
+        return None if row is None else decode_incident(row[0])
+
+    async def close(self) -> None:
+        """Finish what was asked for, fold the log back into the file and let go of it."""
+        with suppress(JournalError):
+            await self._in_thread(self._connection.close)
+        self._thread.shutdown(wait=True)
+        os.close(self._lock)
+
+    def _write(self, state: DurableState, incidents: list[Incident]) -> None:
+        now = time.time_ns()
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for item in incidents:
+                opened_at = min((stone.at_ns for stone in item.milestones), default=now)
+                row = (item.id, item.job, encode_incident(item), opened_at)
+                self._connection.execute(_PUT_INCIDENT, row)
+                self._connection.execute(_DROP_OLD, (item.job, INCIDENTS_KEPT_MAX))
+            self._connection.execute(_PUT_STATE, (state.job, encode_state(state), now))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        def guarded() -> T:
+            with _readable(self._path):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+
+
+class _readable:  # noqa: N801 - reads as a statement
+    """Turn what SQLite raises into one sentence with a way out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, sqlite3.Error):
+            return
+        text = str(error).rstrip(".")
+        if isinstance(error, sqlite3.OperationalError):
+            raise JournalError(
+                f"the journal {self._path} cannot be used ({text}); free the disk or fix its"
+                " permissions, then start the coordinator again"
+            ) from error
+        raise JournalError(
+            f"the journal {self._path} is damaged or not ours ({text}); move it away to start"
+            " afresh, or give another --state-dir"
+        ) from error
+
+
+def _lock(path: Path) -> int:
+    """Hold ``path``.lock for this process: two writers of one job would both give out ranks."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise JournalError(
+            f"the state directory {path.parent} cannot be written ({error.strerror}); give"
+            " another --state-dir"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise JournalError(
+            f"the journal {path} is in use by another coordinator; stop that one or give another"
+            " --state-dir"
+        ) from error
+    return descriptor
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    with _readable(path):
+        connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            _prepare(path, connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _prepare(path: Path, connection: sqlite3.Connection) -> None:
+    """Refuse what is not ours *before* anything is written into it."""
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if tables and application != APPLICATION_ID:
+        raise JournalError(
+            f"{path} is a database of another program; move it away or give another --state-dir"
+        )
+    if tables and version != SCHEMA_VERSION:
+        raise JournalError(
+            f"the journal {path} has schema {version}, this version reads {SCHEMA_VERSION};"
+            " use the matching outrider, or move it away"
+        )
+    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        what = " ".join(found.split())
+        raise JournalError(
+            f"the journal {path} is damaged ({what}); move it away to start afresh, or restore it"
+        )
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if not tables:
+        connection.executescript(_SCHEMA)
