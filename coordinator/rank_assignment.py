@@ -1,0 +1,99 @@
+"""Which node holds which group rank after a change of the fleet.
+
+Survivors keep their ranks, so that the fewest ranks move and checkpoints shard where they were.
+It knows node names only: whether a node is fit is decided before it is named here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from coordinator.incidents import RankMove
+from coordinator.wording import natural_key
+
+_NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """``world`` holds the node of each group rank; ``moves`` the ranks that changed hands."""
+
+    world: tuple[str, ...]
+    moves: tuple[RankMove, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotPossible:
+    """There are too few nodes, and how many are missing."""
+
+    reason: str
+
+
+AssignmentResult: TypeAlias = Assignment | NotPossible
+
+
+def assign(
+    previous: Sequence[str],
+    available: Sequence[str],
+    spares: Sequence[str],
+    nnodes: int,
+    *,
+    unusable: Mapping[str, str] = _NOTHING_KNOWN,
+) -> AssignmentResult:
+    """Give ``nnodes`` group ranks to nodes.
+
+    ``previous`` is the node of each group rank before, empty at the first start.  ``available``
+    and ``spares`` are the nodes that may be used now; a node named in both counts as a spare.
+    A spare that already holds a rank is a survivor like any other.  ``unusable`` may say why a
+    node of ``previous`` is gone; it goes into the reason of the move.
+    """
+    assert nnodes > 0, "a job has at least one node"
+    assert len(set(previous)) == len(previous), "no node holds two group ranks"
+    usable = set(available) | set(spares)
+    if len(usable) < nnodes:
+        return NotPossible(reason=_shortage(usable, nnodes))
+    kept = [node if node in usable else None for node in previous[:nnodes]]
+    kept += [None] * (nnodes - len(kept))
+    fillers = iter(_fillers(previous, available, spares, nnodes))
+    world = tuple(next(fillers) if node is None else node for node in kept)
+    spare_names = set(spares)
+    moves = tuple(
+        RankMove(
+            group_rank=rank,
+            from_node=before,
+            to_node=after,
+            reason=_why(before, after, spare=after in spare_names, unusable=unusable),
+        )
+        for rank, (before, after) in enumerate(zip(previous, world, strict=False))
+        if before != after
+    )
+    return Assignment(world=world, moves=moves)
+
+
+def _fillers(
+    previous: Sequence[str], available: Sequence[str], spares: Sequence[str], nnodes: int
+) -> list[str]:
+    """Return the nodes that may fill gaps, best first.
+
+    When the job shrinks, nodes that held a rank beyond the new size come first: they are warm.
+    """
+    spare_names, holders = set(spares), set(previous)
+    usable = set(available) | spare_names
+    displaced = [node for node in previous[nnodes:] if node in usable]
+    fresh = (set(available) - spare_names) - holders
+    idle = spare_names - holders
+    return [*displaced, *sorted(fresh, key=natural_key), *sorted(idle, key=natural_key)]
+
+
+def _shortage(usable: set[str], nnodes: int) -> str:
+    names = ", ".join(sorted(usable, key=natural_key)) or "none"
+    missing = nnodes - len(usable)
+    verb = "is" if missing == 1 else "are"
+    return f"the job needs {nnodes} nodes and {missing} {verb} missing (usable: {names})"
+
+
+def _why(before: str, after: str, *, spare: bool, unusable: Mapping[str, str]) -> str:
+    gone = unusable.get(before, "it is not available")
+    role = "spare" if spare else "node"
+    return f"{before} lost its rank ({gone}), {role} {after} takes it"
