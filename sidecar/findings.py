@@ -1,0 +1,134 @@
+"""What this node found wrong: each finding as a fault report, kept until its generation ends.
+
+Decides nothing about what follows from a fault.  Faults of workers belong to a generation and go
+with it; faults of hardware stay, because a restart does not mend a device.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from scout.clock import Instant, since
+from sidecar.api import FaultKind, FaultReport, Scope
+from sidecar.events import HardwareFinding, LogFinding, WorkerExited
+from worker_shim.messages import JobFault
+
+FAULTS_MAX: Final = 64
+"""Findings kept of each sort.  The first ones convict; later ones repeat."""
+
+_LOG_REASONS: Final[Mapping[FaultKind, str]] = {
+    FaultKind.LOG_RULE: "LogFault",
+    FaultKind.LOG_SLOW: "LogSlow",
+    FaultKind.LOG_HANG: "LogHang",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    at: Instant
+    report: FaultReport
+
+
+@dataclass(slots=True)
+class Findings:
+    """The node's faults, hardware first, each with the instant it happened."""
+
+    _workers: list[_Fault] = field(default_factory=list)
+    _hardware: list[_Fault] = field(default_factory=list)
+    _ids: int = 0
+
+    def add(self, report: FaultReport, at: Instant) -> bool:
+        """Keep ``report`` under a fresh id.  Returns False when there is no room left."""
+        kept = self._hardware if report.kind is FaultKind.GPU_FATAL else self._workers
+        if len(kept) >= FAULTS_MAX:
+            return False
+        self._ids += 1
+        kept.append(_Fault(at, replace(report, fault_id=self._ids)))
+        return True
+
+    def clear(self) -> None:
+        """Forget what belonged to the generation that ended."""
+        self._workers.clear()
+
+    def reports(self, now: Instant) -> tuple[FaultReport, ...]:
+        """Return every fault with its age at ``now``."""
+        return tuple(
+            replace(fault.report, age_ns=since(fault.at, now))
+            for fault in (*self._hardware, *self._workers)
+        )
+
+
+def crash(event: WorkerExited, rank: int, step: int | None) -> FaultReport:
+    """A worker process ended in any way but exit status 0."""
+    return FaultReport(
+        fault_id=0,
+        kind=FaultKind.CRASH,
+        scope=Scope.RANK,
+        reason="WorkerCrash",
+        message=f"rank {rank} (pid {event.pid}) ended with {event.cause}",
+        age_ns=0,
+        rank=rank,
+        local_rank=event.local_rank,
+        step=step,
+        exit=event.cause,
+        evidence=event.last_lines,
+    )
+
+
+def spawn_failure(reason: str) -> FaultReport:
+    """The node could not start its workers."""
+    return FaultReport(
+        fault_id=0,
+        kind=FaultKind.CRASH,
+        scope=Scope.NODE,
+        reason="SpawnFailed",
+        message=reason,
+        age_ns=0,
+    )
+
+
+def log_fault(event: LogFinding, rank: int) -> FaultReport:
+    """A log rule turned bad.  Reasons are spelled as the HyperPod agent's."""
+    return FaultReport(
+        fault_id=0,
+        kind=event.kind,
+        scope=Scope.RANK,
+        reason=f"{_LOG_REASONS[event.kind]}_{event.rule}",
+        message=event.message,
+        age_ns=0,
+        rank=rank,
+        local_rank=event.local_rank,
+        step=event.step,
+        evidence=(event.line,) if event.line else (),
+    )
+
+
+def hardware_fault(event: HardwareFinding, rank: int | None) -> FaultReport:
+    """A health source convicted a device; ``rank`` is the one that used it, if any."""
+    return FaultReport(
+        fault_id=0,
+        kind=FaultKind.GPU_FATAL,
+        scope=Scope.NODE if event.gpu is None else Scope.GPU,
+        reason=event.reason,
+        message=event.message,
+        age_ns=0,
+        rank=rank,
+        local_rank=event.gpu if rank is not None else None,
+        gpu=event.gpu,
+        evidence=(event.line,) if event.line else (),
+    )
+
+
+def reported_fault(message: JobFault, rank: int) -> FaultReport:
+    """A worker says itself that it failed."""
+    return FaultReport(
+        fault_id=0,
+        kind=FaultKind.WORKER_REPORTED,
+        scope=Scope.RANK,
+        reason=message.reason or "WorkerReportedFault",
+        message=message.message or f"rank {rank} reported a fault",
+        age_ns=0,
+        rank=rank,
+        local_rank=message.local_rank,
+        restart_mode=message.restart_mode,
+    )

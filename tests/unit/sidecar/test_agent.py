@@ -1,0 +1,328 @@
+"""The agent core: commands, findings, and what the coordinator is told."""
+
+from scout.clock import SECOND, Instant
+from scout.hang import RankSnapshot
+from sidecar.agent import AgentConfig, AgentCore
+from sidecar.api import (
+    AgentState,
+    CheckpointPointer,
+    ExitCause,
+    FaultKind,
+    Shutdown,
+    Start,
+    Stop,
+)
+from sidecar.events import (
+    AnswerWorker,
+    CommandReceived,
+    HardwareFinding,
+    KillWorkers,
+    LogFinding,
+    PortReserved,
+    ProgressObserved,
+    Quit,
+    Reply,
+    Report,
+    ReservePort,
+    SpawnWorkers,
+    WatchLogs,
+    WorkerExited,
+    WorkersGone,
+    WorkerSpoke,
+    WorkersSpawned,
+)
+from worker_shim.messages import (
+    CheckpointAnswer,
+    CheckpointQuery,
+    CheckpointSaved,
+    Envelope,
+    JobFault,
+    Refusal,
+    RestartMode,
+)
+
+T0 = Instant(10 * SECOND)
+
+
+def at(seconds: float) -> Instant:
+    return Instant(T0 + round(seconds * SECOND))
+
+
+def start(generation=1, **changes):
+    fields = {
+        "generation": generation,
+        "topology_version": 1,
+        "group_rank": 1,
+        "nnodes": 4,
+        "master_addr": "127.0.0.1",
+        "master_port": 29500,
+        "fault_count": 0,
+        "node_hosts": ("a", "b", "c", "d"),
+        "stall_timeout_s": 5.0,
+    }
+    return Start(**{**fields, **changes})
+
+
+def stop(generation=1, grace_s=0.0):
+    return Stop(
+        generation=generation, restart_mode=RestartMode.PROCESS, reason="test", grace_s=grace_s
+    )
+
+
+def ready(nproc=1):
+    core = AgentCore(AgentConfig(job="j", node="n1", incarnation="i", nproc_per_node=nproc), T0)
+    assert core.begin() == [ReservePort()]
+    core.handle(PortReserved(port=4242), T0)
+    assert core.state is AgentState.READY
+    return core
+
+
+def running(nproc=1, **changes):
+    core = ready(nproc)
+    core.handle(CommandReceived(command=start(**changes)), at(1))
+    core.handle(WorkersSpawned(generation=1, pids=dict(enumerate(range(100, 100 + nproc)))), at(1))
+    assert core.state is AgentState.RUNNING
+    return core
+
+
+def status_of(effects):
+    return [e.message for e in effects if isinstance(e, Report)][-1]
+
+
+def reply_of(effects):
+    return next(e for e in effects if isinstance(e, Reply))
+
+
+def exited(local_rank=0, generation=1, **cause):
+    return WorkerExited(
+        generation=generation, local_rank=local_rank, pid=100, cause=ExitCause(**cause)
+    )
+
+
+def test_a_start_spawns_once_however_often_it_is_told():
+    """A repeated start that spawned again would put two processes on one rank."""
+    core = ready()
+    first = core.handle(CommandReceived(command=start()), at(1))
+    again = core.handle(CommandReceived(command=start()), at(2))
+    assert [e for e in first if isinstance(e, SpawnWorkers)]
+    assert not [e for e in again if isinstance(e, SpawnWorkers)]
+
+
+def test_a_start_of_a_stopped_generation_is_refused():
+    """A late start would run workers that everybody believes stopped."""
+    core = ready()
+    core.handle(CommandReceived(command=stop(generation=3)), at(1))
+    core.handle(WorkersGone(generation=3), at(1))
+    effects = core.handle(CommandReceived(command=start(3), request_id=7), at(2))
+    assert not [e for e in effects if isinstance(e, SpawnWorkers)]
+    assert reply_of(effects).status == 409
+    assert "generation 3" in reply_of(effects).reason
+
+
+def test_a_crash_is_reported_with_its_true_cause_and_age():
+    """An exit that reads as another exit makes every policy on causes wrong."""
+    core = running()
+    report = status_of(core.handle(exited(signal=9), at(2)))
+    assert report.state is AgentState.FAULTED
+    assert report.reason == "WorkerCrash"
+    fault = report.faults[0]
+    assert (fault.kind, fault.rank, fault.exit.signal) == (FaultKind.CRASH, 1, 9)
+    assert core.snapshot(at(5)).faults[0].age_ns == 3 * SECOND
+
+
+def test_all_workers_ending_cleanly_completes_the_node():
+    """A finished node that looked running would be restarted for ever."""
+    core = running(nproc=2)
+    core.handle(exited(0, code=0), at(2))
+    assert core.state is AgentState.RUNNING
+    core.handle(exited(1, code=0), at(3))
+    assert core.state is AgentState.COMPLETED
+
+
+def test_a_stop_kills_then_reports_the_generation_stopped_and_a_fresh_port():
+    """The coordinator starts the next generation on exactly this knowledge."""
+    core = running()
+    core.handle(exited(signal=9), at(2))
+    effects = core.handle(CommandReceived(command=stop()), at(3))
+    assert KillWorkers(generation=1, grace_s=0.0) in effects
+    effects = core.handle(WorkersGone(generation=1), at(4))
+    report = status_of(effects)
+    assert (report.state, report.stopped_generation) == (AgentState.READY, 1)
+    assert report.rendezvous_port == 0
+    assert ReservePort() in effects
+    report = status_of(core.handle(PortReserved(port=5000), at(4)))
+    assert report.rendezvous_port == 5000
+    assert report.faults == ()
+
+
+def test_a_stop_before_any_start_is_legal():
+    """A node that missed the start must still acknowledge the stop, or everybody waits for it."""
+    core = ready()
+    core.handle(CommandReceived(command=stop(generation=5)), at(1))
+    core.handle(WorkersGone(generation=5), at(1))
+    assert core.snapshot(at(2)).stopped_generation == 5
+
+
+def test_a_stop_that_does_not_end_is_forced():
+    """One worker that ignores a signal must not hold the whole job."""
+    core = running()
+    core.handle(CommandReceived(command=stop(grace_s=2.0)), at(3))
+    due = at(3 + 2 + 5)
+    assert core.next_deadline() <= due
+    assert KillWorkers(generation=1, grace_s=0.0) in core.handle_timer(due)
+
+
+def test_a_stop_for_an_older_generation_than_the_running_one_is_refused():
+    """A stop that lingered in the network must not end the recovery that followed it."""
+    core = running()
+    core.handle(CommandReceived(command=stop()), at(2))
+    core.handle(WorkersGone(generation=1), at(2))
+    core.handle(PortReserved(port=1), at(2))
+    core.handle(CommandReceived(command=start(2)), at(3))
+    core.handle(CommandReceived(command=stop(generation=1)), at(4))
+    assert core.state is AgentState.RUNNING
+
+
+def test_messages_and_findings_of_an_older_generation_change_nothing():
+    """A dying worker's last words must not convict the new generation."""
+    core = running()
+    core.handle(CommandReceived(command=stop()), at(2))
+    core.handle(WorkersGone(generation=1), at(2))
+    core.handle(PortReserved(port=1), at(2))
+    core.handle(CommandReceived(command=start(2)), at(3))
+    core.handle(exited(signal=9, generation=1), at(4))
+    late = JobFault(local_rank=0, reason="Late")
+    effects = core.handle(
+        WorkerSpoke(
+            connection=1, envelope=Envelope(client_id="c", seq=4, generation=1), message=late
+        ),
+        at(4),
+    )
+    assert isinstance(effects[0], AnswerWorker)
+    assert isinstance(effects[0].reply, Refusal)
+    assert core.state is AgentState.RUNNING
+    assert core.snapshot(at(5)).faults == ()
+
+
+def test_the_most_severe_restart_mode_asked_for_is_reported():
+    """A rank that needs a job restart must not be outvoted by one that needs less."""
+    core = running(nproc=2)
+    for local_rank, mode in enumerate((RestartMode.JOB, RestartMode.IN_PROCESS)):
+        core.handle(
+            WorkerSpoke(
+                connection=local_rank,
+                envelope=Envelope(client_id="c", seq=1, generation=1),
+                message=JobFault(local_rank=local_rank, reason="r", restart_mode=mode),
+            ),
+            at(2),
+        )
+    assert core.snapshot(at(2)).restart_mode is RestartMode.JOB
+
+
+def test_a_stall_is_armed_by_the_first_step_and_cleared_by_the_next():
+    """A slow first step is compilation, not a hang; a step after all is not a hang either."""
+    core = running()
+
+    def tick(step, age_s, now):
+        seen = RankSnapshot(
+            rank=1, node="n1", local_rank=0, step=step, progress_age_ns=round(age_s * SECOND)
+        )
+        core.handle(ProgressObserved(generation=1, ranks=(seen,)), now)
+        return core.snapshot(now).ranks[0].stalled
+
+    assert not tick(None, 100, at(100))
+    assert not tick(7, 0, at(101))
+    assert tick(7, 6, at(107))
+    assert not tick(8, 0, at(108))
+
+
+def test_the_first_step_is_told_at_once():
+    """It ends a recovery: waiting for the next heartbeat would overstate every recovery time."""
+    core = running()
+    seen = RankSnapshot(rank=1, node="n1", local_rank=0, step=41, progress_age_ns=0)
+    report = status_of(core.handle(ProgressObserved(generation=1, ranks=(seen,)), at(1.05)))
+    assert report.ranks[0].step == 41
+
+
+def test_a_confirmed_checkpoint_is_kept_over_a_restart_up_to_the_chosen_step():
+    """Steps beyond the chosen one are written again; a mixture of two runs is no checkpoint."""
+    core = running()
+    for step in (10, 20, 30):
+        core.handle(
+            WorkerSpoke(
+                connection=1,
+                envelope=Envelope(client_id="c", seq=step, generation=1),
+                message=CheckpointSaved(local_rank=0, prefix="p", step=step, path=f"/c/{step}"),
+            ),
+            at(2),
+        )
+    core.handle(CommandReceived(command=stop()), at(3))
+    core.handle(WorkersGone(generation=1), at(3))
+    core.handle(PortReserved(port=1), at(3))
+    chosen = CheckpointPointer(prefix="p", step=20, path="/c/20")
+    core.handle(CommandReceived(command=start(2, checkpoints=(chosen,))), at(4))
+    assert [c.step for c in core.snapshot(at(4)).checkpoints] == [10, 20]
+    effects = core.handle(
+        WorkerSpoke(
+            connection=1,
+            envelope=Envelope(client_id="d", seq=1, generation=2),
+            message=CheckpointQuery(local_rank=0, prefix="p"),
+        ),
+        at(5),
+    )
+    answer = CheckpointAnswer(prefix="p", step=20, path="/c/20", reply_to=1)
+    assert effects[0] == AnswerWorker(connection=1, reply=answer)
+
+
+def test_a_hardware_fault_outlives_the_generation():
+    """A restart does not mend a device; a node that forgot would be given ranks again."""
+    core = running()
+    core.handle(HardwareFinding(gpu=0, reason="Xid79", message="fell off", line="l"), at(2))
+    assert core.state is AgentState.FAULTED
+    core.handle(CommandReceived(command=stop()), at(3))
+    core.handle(WorkersGone(generation=1), at(3))
+    fault = core.snapshot(at(4)).faults[0]
+    assert (fault.kind, fault.gpu, fault.rank) == (FaultKind.GPU_FATAL, 0, 1)
+
+
+def test_log_rules_are_watched_from_the_moment_workers_run():
+    """A rule that is never armed finds nothing."""
+    core = ready()
+    rules = ({"name": "r", "logPattern": "x"},)
+    core.handle(CommandReceived(command=start(log_rules=rules)), at(1))
+    effects = core.handle(WorkersSpawned(generation=1, pids={0: 100}), at(1))
+    assert WatchLogs(generation=1, rules=rules) in effects
+    core.handle(
+        LogFinding(
+            generation=1,
+            local_rank=0,
+            kind=FaultKind.LOG_RULE,
+            rule="NonFiniteLoss",
+            message="m",
+            line="loss nan",
+            step=12,
+        ),
+        at(2),
+    )
+    fault = core.snapshot(at(2)).faults[0]
+    assert (fault.reason, fault.step) == ("LogFault_NonFiniteLoss", 12)
+
+
+def test_shutdown_kills_quits_and_ends_even_if_workers_do_not():
+    """A daemon that cannot be ended has to be killed by a person at night."""
+    core = running()
+    effects = core.handle(CommandReceived(command=Shutdown(reason="done")), at(2))
+    assert KillWorkers(generation=1, grace_s=0.0) in effects
+    assert Quit(code=0, reason="shut down") in core.handle(WorkersGone(generation=1), at(3))
+    stuck = running()
+    stuck.handle(CommandReceived(command=Shutdown(reason="done")), at(2))
+    effects = stuck.handle_timer(at(13))
+    assert [e for e in effects if isinstance(e, Quit)]
+
+
+def test_silence_is_broken_by_a_heartbeat():
+    """Without it the coordinator cannot tell a healthy node from a lost one."""
+    core = running()
+    due = core.next_deadline()
+    assert due is not None
+    assert [e for e in core.handle_timer(due) if isinstance(e, Report)]
