@@ -1,0 +1,54 @@
+# Every target sets up what it needs first; a second time that takes a moment.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-tests demo test check clean distclean lock dashboards
+# Targets print one after another, whatever -j says: they share the machine's cores.
+.NOTPARALLEL:
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+
+# Quick ones first: a wrong line is known in seconds, not after the last scenario.
+TESTS_QUICK := $(wildcard tests/unit tests/architecture tests/spec)
+TESTS_SIMULATION := $(wildcard tests/simulation)
+TESTS_WHOLE := $(wildcard tests/component tests/scenarios tests/gpu)
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup:
+	@./bootstrap.sh
+
+setup-tests:
+	@./bootstrap.sh --tests
+
+demo: setup  ## train a model on this machine, break it four ways, watch it recover
+	@$(BIN)/outrider demo $(ARGS)
+
+test: check  ## all checks, then every test
+	$(PYTEST) $(TESTS_QUICK)
+	$(PYTEST) $(TESTS_SIMULATION)
+	$(PYTEST) $(TESTS_WHOLE)
+
+check: setup-tests  ## format, lint, types, import contracts, alert rules, dashboards
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	promtool check rules alerts/outrider.rules.yaml
+	promtool test rules alerts/outrider.rules.test.yaml
+	amtool check-config alerts/alertmanager.yaml
+	$(if $(wildcard compose/prometheus.yml),promtool check config --syntax-only compose/prometheus.yml)
+	$(BIN)/python -m dashboards.build --check
+
+dashboards: setup  ## write dashboards/*.json from their builders
+	$(BIN)/python -m dashboards.build
+
+lock: setup  ## resolve requirements.lock anew from pyproject.toml
+	$(BIN)/python tools/lock.py
+
+clean:  ## remove caches and run folders
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist .outrider
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## remove the virtual environment as well
+	rm -rf .venv *.egg-info
