@@ -283,7 +283,7 @@ class AgentCore:
         if self.state is AgentState.SHUTDOWN:
             return [], None
         self._move(Trigger.SHUTDOWN_COMMANDED, now)
-        self._exit_code = 0
+        self._exit_code = shutdown.exit_code
         self._forced_at = after(now, SHUTDOWN_MAX)
         said = Say(level="INFO", text=f"shutting down: {shutdown.reason}")
         return [said, KillWorkers(generation=self._generation, grace_s=0.0)], None

@@ -47,6 +47,7 @@ class FaultKind(StrEnum):
     GPU_FATAL = "gpu_fatal"
     NODE_LOST = "node_lost"
     WORKER_REPORTED = "worker_reported"
+    OPERATOR = "operator"
 
 
 class Scope(StrEnum):
@@ -242,10 +243,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
-    """End workers and the sidecar itself."""
+    """End workers and the sidecar itself, whose exit status is ``exit_code``."""
 
     TYPE: ClassVar[str] = "shutdown"
     reason: str
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
