@@ -151,6 +151,8 @@ def _budget_refusal(
     spent = sum(item.at_ns > since_ns and item.cause != OPERATOR_CAUSE for item in history)
     if spent < policy.retries_max:
         return None
+    if policy.retries_max == 0:
+        return f"no restart is allowed (jobMaxRetryCount is 0): {finding.why}"
     return (
         f"{spent} restarts in the last {policy.window_s:g} s have used up the job's "
         f"{policy.retries_max} (jobMaxRetryCount); the last failure: {finding.why}"

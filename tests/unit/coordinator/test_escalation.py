@@ -65,6 +65,13 @@ def test_the_budget_is_a_sliding_window():
     assert "jobMaxRetryCount" in refused.reason
 
 
+def test_a_budget_of_zero_allows_no_restart():
+    """A person who forbids restarts wants to look at the first failure."""
+    refused = decided(a_finding(), policy=RestartPolicy(retries_max=0))
+    assert refused.mode is None
+    assert refused.reason == "no restart is allowed (jobMaxRetryCount is 0): rank 1 died"
+
+
 def test_a_clock_set_back_does_not_refill_the_budget():
     """Time synchronisation must not turn a bounded crash loop into an endless one."""
     policy = RestartPolicy(retries_max=3, window_s=100)
@@ -123,7 +130,7 @@ def test_a_missing_module_before_the_first_step_is_not_restarted():
 
 
 def test_argument_errors_and_missing_scripts_are_not_restarted():
-    """argparse and the interpreter both say 'exit code 2'; the last line says which."""
+    """Argparse and the interpreter both say 'exit code 2'; the last line says which."""
     line = "train.py: error: unrecognized arguments: --stepz 3"
     fault = a_fault(rank=1, exit=ExitCause(code=2), evidence=("usage: train.py [-h]", line, ""))
     decision = decided(a_finding(), faults=(fault,), stepped=False)

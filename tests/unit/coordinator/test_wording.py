@@ -39,5 +39,6 @@ def test_one_line_is_short_and_printable(text, limit):
 def test_natural_order_is_total_and_stable(names):
     """Node names come from people; a name that cannot be ordered would stop every assignment."""
     once = sorted(names, key=natural_key)
-    assert sorted(once[::-1], key=natural_key) == once
+    backwards = once[::-1]
+    assert sorted(backwards, key=natural_key) == once
     assert natural_key("n" + "9" * 5000) > natural_key("n9")

@@ -1,0 +1,169 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.checkpoint_choice import PREFIXES_MAX, STEPS_KEPT_MAX, CheckpointLedger
+from sidecar.api import CheckpointPointer
+
+WORLD = 4
+
+
+def a_ledger(*confirmed) -> CheckpointLedger:
+    """Return a ledger with (step, ranks) pairs confirmed under their usual paths."""
+    ledger = CheckpointLedger()
+    for step, ranks in confirmed:
+        assert ledger.confirm("model", step, ranks, [f"/ckpt/{step}"]) is None
+    return ledger
+
+
+def chosen(ledger, **more):
+    """Return the choice of the only prefix."""
+    (choice,) = ledger.choose(WORLD, **more)
+    return choice
+
+
+def test_the_newest_step_of_every_rank_is_chosen_and_newer_ones_are_explained():
+    """Resuming from a step that one rank lacks kills the job at load time."""
+    ledger = a_ledger((40, range(WORLD)), (60, [0, 1, 3]), (80, [0]))
+    choice = chosen(ledger)
+    assert (choice.step, choice.path) == (40, "/ckpt/40")
+    assert "step 60 skipped: rank 2 has not confirmed it" in choice.reason
+    assert "step 80 skipped: ranks 1, 2, 3 have not confirmed it" in choice.reason
+
+
+def test_nothing_complete_means_the_beginning_and_says_so():
+    """Half a checkpoint must not be preferred to none."""
+    choice = chosen(a_ledger((20, [0, 1])))
+    assert (choice.step, choice.path) == (None, None)
+    assert choice.reason.startswith("no step is confirmed by every rank")
+    assert CheckpointLedger().choose(WORLD) == ()
+
+
+def test_paths_that_differ_between_ranks_make_a_step_unusable():
+    """Nobody can say which of two paths holds the checkpoint that all ranks wrote."""
+    ledger = a_ledger((40, range(WORLD)))
+    ledger.confirm("model", 60, [0, 1], ["/a/60"])
+    ledger.confirm("model", 60, [2, 3], ["/b/60"])
+    choice = chosen(ledger)
+    assert choice.step == 40
+    assert "step 60 skipped: its ranks saved it to different paths (/a/60, /b/60)" in choice.reason
+
+
+def test_completion_is_announced_once():
+    """The journal would be written at every heartbeat otherwise."""
+    ledger = a_ledger((20, [0, 1, 2]))
+    assert ledger.complete(WORLD) == ()
+    ledger.confirm("model", 20, [3], ["/ckpt/20"])
+    pointer = CheckpointPointer(prefix="model", step=20, path="/ckpt/20")
+    assert ledger.complete(WORLD) == (pointer,)
+    ledger.confirm("model", 20, [3], ["/ckpt/20"])
+    assert ledger.complete(WORLD) == ()
+    assert ledger.pointers() == (pointer,)
+
+
+def test_a_complete_checkpoint_survives_a_restart_of_the_coordinator():
+    """The node that confirmed it may be gone; the checkpoint is still there."""
+    ledger = a_ledger((20, range(WORLD)))
+    ledger.complete(WORLD)
+    again = CheckpointLedger.restored(ledger.pointers())
+    again.confirm("model", 40, [0, 1, 3], ["/ckpt/40"])
+    assert chosen(again).step == 20
+
+
+def test_steps_at_and_after_the_damage_are_passed_over():
+    """A checkpoint written after the loss became NaN resumes into NaN."""
+    ledger = a_ledger((20, range(WORLD)), (30, range(WORLD)), (31, range(WORLD)))
+    choice = chosen(ledger, not_after=30)
+    assert choice.step == 20
+    assert "step 31 skipped: the run was already broken at step 30" in choice.reason
+    assert "step 30 skipped" in choice.reason
+
+
+def test_a_given_up_run_leaves_nothing_behind_that_could_be_completed_later():
+    """Rank 0's step 60 of the old run plus rank 1's of the new one are no checkpoint."""
+    ledger = a_ledger((40, range(WORLD)), (60, [0, 1]))
+    ledger.begin(2, ledger.choose(WORLD))
+    assert ledger.confirm("model", 60, [0, 1], ["/ckpt/60"], generation=1) is not None
+    ledger.confirm("model", 60, [2, 3], ["/ckpt/60"], generation=2)
+    assert ledger.complete(WORLD) == ()
+    assert chosen(ledger).step == 40
+    ledger.confirm("model", 60, [0, 1], ["/ckpt/60"], generation=2)
+    assert chosen(ledger).step == 60
+
+
+def test_a_damaged_checkpoint_is_not_found_again_after_the_restart():
+    """The next fault would otherwise resume from the poison that was just avoided."""
+    ledger = a_ledger((20, range(WORLD)), (30, range(WORLD)))
+    ledger.begin(2, ledger.choose(WORLD, not_after=30))
+    assert chosen(ledger).step == 20
+
+
+def test_a_rank_that_never_confirms_cannot_push_out_the_last_complete_checkpoint():
+    """Bounded memory must not forget the only thing the job can resume from."""
+    ledger = a_ledger((1, range(WORLD)))
+    ledger.complete(WORLD)
+    for step in range(2, 3 * STEPS_KEPT_MAX):
+        ledger.confirm("model", step, [0, 1, 2], [f"/ckpt/{step}"])
+    choice = chosen(ledger)
+    assert choice.step == 1
+    assert "more skipped" in choice.reason
+    assert "older than" in (ledger.confirm("model", 3, [3], ["/ckpt/3"]) or "")
+
+
+def test_a_worker_that_invents_prefixes_is_stopped_at_the_limit():
+    """One broken script must not fill the coordinator's memory."""
+    ledger = CheckpointLedger()
+    answers = [ledger.confirm(f"p{n}", 1, [0], ["/x"]) for n in range(PREFIXES_MAX + 2)]
+    assert sum(answer is None for answer in answers) == PREFIXES_MAX
+    assert "beyond the limit" in (answers[-1] or "")
+    assert ledger.confirm("p0", -1, [0], ["/x"]) is not None
+
+
+def test_a_step_without_a_path_is_not_complete():
+    """A checkpoint that nobody can load is none."""
+    ledger = CheckpointLedger()
+    ledger.confirm("model", 5, range(WORLD), [])
+    assert ledger.complete(WORLD) == ()
+    assert "no path was told" in chosen(ledger).reason
+
+
+confirmations = st.lists(
+    st.tuples(
+        st.sampled_from(["model", "optim"]),
+        st.integers(0, 5),
+        st.sets(st.integers(0, WORLD - 1), max_size=WORLD),
+    )
+)
+
+
+@given(confirmations, st.randoms(use_true_random=False))
+def test_order_and_doubles_do_not_change_the_choice(messages, rng):
+    """Reports are lost, doubled and late; the choice must depend on what is true only."""
+    first, second = CheckpointLedger(), CheckpointLedger()
+    mixed = messages * 2
+    rng.shuffle(mixed)
+    for ledger, sequence in ((first, messages), (second, mixed)):
+        for prefix, step, ranks in sequence:
+            ledger.confirm(prefix, step, ranks, [f"/{prefix}/{step}"])
+            if rng.random() < 0.5:
+                ledger.complete(WORLD)
+    assert first.choose(WORLD) == second.choose(WORLD)
+    assert first.pointers() == second.pointers()
+
+
+@given(confirmations, st.one_of(st.none(), st.integers(0, 6)))
+def test_the_chosen_step_was_confirmed_by_every_rank_and_is_the_newest(messages, not_after):
+    """This is the sentence that recovery rests on."""
+    ledger = CheckpointLedger()
+    told: dict[tuple[str, int], set[int]] = {}
+    for prefix, step, ranks in messages:
+        ledger.confirm(prefix, step, ranks, [f"/{prefix}/{step}"])
+        told.setdefault((prefix, step), set()).update(ranks)
+    for choice in ledger.choose(WORLD, not_after=not_after):
+        good = [
+            step
+            for (prefix, step), ranks in told.items()
+            if prefix == choice.prefix
+            and len(ranks) == WORLD
+            and (not_after is None or step < not_after)
+        ]
+        assert choice.step == max(good, default=None)
