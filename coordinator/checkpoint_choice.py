@@ -40,6 +40,8 @@ class _Step:
 
     def refusal(self, world_size: int) -> str | None:
         """Say why the step cannot be used, or None when every rank confirmed one path."""
+        if not self.paths:
+            return "no rank told its path"
         if len(self.paths) > 1:
             shown = ", ".join(one_line(path) for path in sorted(self.paths))
             return f"its ranks saved it to different paths ({shown})"
@@ -109,7 +111,7 @@ class CheckpointLedger:
         fresh: list[CheckpointPointer] = []
         for prefix, known in sorted(self._prefixes.items()):
             for step, entry in sorted(known.pending.items()):
-                if entry.paths and entry.refusal(world_size) is None:
+                if entry.refusal(world_size) is None:
                     (path,) = entry.paths
                     known.complete[step] = path
                     fresh.append(CheckpointPointer(prefix=prefix, step=step, path=path))
@@ -136,7 +138,6 @@ class CheckpointLedger:
         ``not_after`` is the step at which the run was seen to be broken (a loss that is not
         finite): what was saved at that step or later may hold the damage and is passed over.
         """
-        self.complete(world_size)
         return tuple(
             _choice(prefix, known, world_size, not_after)
             for prefix, known in sorted(self._prefixes.items())
@@ -165,11 +166,12 @@ def _choice(
         if not_after is not None and step >= not_after:
             skipped.append(f"step {step} skipped: the run was already broken at step {not_after}")
             continue
-        path = known.complete.get(step)
-        if path is not None:
-            reason = f"step {step} is the newest that every rank confirmed" + _tail(skipped)
+        why = None if step in known.complete else known.pending[step].refusal(world_size)
+        if why is None:
+            path = known.complete.get(step) or next(iter(known.pending[step].paths))
+            reason = f"step {step} is the newest usable one that every rank confirmed"
+            reason += _tail(skipped)
             return CheckpointChoice(prefix=prefix, step=step, path=path, reason=reason)
-        why = known.pending[step].refusal(world_size) or "no path was told"
         skipped.append(f"step {step} skipped: {why}")
     reason = "no step is confirmed by every rank, so the job starts from its beginning"
     return CheckpointChoice(prefix=prefix, step=None, path=None, reason=reason + _tail(skipped))

@@ -60,6 +60,13 @@ def test_completion_is_announced_once():
     assert ledger.pointers() == (pointer,)
 
 
+def test_choosing_does_not_swallow_the_announcement():
+    """The newest checkpoint would be chosen once and be missing from the journal afterwards."""
+    ledger = a_ledger((20, range(WORLD)))
+    assert chosen(ledger).step == 20
+    assert [pointer.step for pointer in ledger.complete(WORLD)] == [20]
+
+
 def test_a_complete_checkpoint_survives_a_restart_of_the_coordinator():
     """The node that confirmed it may be gone; the checkpoint is still there."""
     ledger = a_ledger((20, range(WORLD)))
@@ -123,7 +130,7 @@ def test_a_step_without_a_path_is_not_complete():
     ledger = CheckpointLedger()
     ledger.confirm("model", 5, range(WORLD), [])
     assert ledger.complete(WORLD) == ()
-    assert "no path was told" in chosen(ledger).reason
+    assert "no rank told its path" in chosen(ledger).reason
 
 
 confirmations = st.lists(
@@ -147,6 +154,8 @@ def test_order_and_doubles_do_not_change_the_choice(messages, rng):
             if rng.random() < 0.5:
                 ledger.complete(WORLD)
     assert first.choose(WORLD) == second.choose(WORLD)
+    first.complete(WORLD)
+    second.complete(WORLD)
     assert first.pointers() == second.pointers()
 
 
