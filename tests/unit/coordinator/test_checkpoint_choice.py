@@ -88,6 +88,7 @@ def test_steps_at_and_after_the_damage_are_passed_over():
 def test_a_given_up_run_leaves_nothing_behind_that_could_be_completed_later():
     """Rank 0's step 60 of the old run plus rank 1's of the new one are no checkpoint."""
     ledger = a_ledger((40, range(WORLD)), (60, [0, 1]))
+    ledger.complete(WORLD)
     ledger.begin(2, ledger.choose(WORLD))
     assert ledger.confirm("model", 60, [0, 1], ["/ckpt/60"], generation=1) is not None
     ledger.confirm("model", 60, [2, 3], ["/ckpt/60"], generation=2)
