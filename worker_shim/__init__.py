@@ -1,1 +1,67 @@
-"""Outrider's guest in the training process."""
+"""Outrider's guest in the training process.
+
+``import worker_shim; worker_shim.attach()`` is all that a script needs; the other calls say what
+no hook can see.  Without a sidecar each of them does nothing, after one line of warning.
+Standard library and `scout` only; torch is looked at where the script has it, never imported.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import SupportsIndex
+
+from worker_shim.attachment import ATTACHMENT, Session
+from worker_shim.messages import RestartMode
+
+__all__ = [
+    "RestartMode",
+    "Session",
+    "attach",
+    "checkpoint_saved",
+    "latest_checkpoint",
+    "notify_labels",
+    "report_fault",
+]
+
+_DETACHED = Session()
+
+
+def attach() -> Session:
+    """Attach this process to its node's sidecar, once; later calls return the same session."""
+    return ATTACHMENT.attach()
+
+
+def notify_labels(labels: Mapping[str, object]) -> None:
+    """Say where this rank stands in the parallel layout, e.g. ``{"dp": 3, "pp": 0}``."""
+    _session().notify_labels(labels)
+
+
+def checkpoint_saved(
+    step: SupportsIndex, path: str | os.PathLike[str], prefix: str = "checkpoint"
+) -> None:
+    """Say that this rank's part of the checkpoint of ``step`` is durable at ``path``.
+
+    Every rank calls it, once the whole checkpoint can be loaded.  Returns at once; the report is
+    delivered at least once while a sidecar lives.  ``step`` is the number of completed steps.
+    """
+    _session().checkpoint_saved(step, path, prefix)
+
+
+def latest_checkpoint(
+    prefix: str = "checkpoint", default: str | os.PathLike[str] | None = None
+) -> str | None:
+    """Return the path of the checkpoint that all ranks are to load.
+
+    ``default`` is the answer when Outrider is not there or has chosen nothing.
+    """
+    return _session().latest_checkpoint(prefix, default)
+
+
+def report_fault(
+    reason: str, restart_mode: RestartMode | str | None = None, message: str = ""
+) -> None:
+    """Say that this rank failed; ``restart_mode`` asks for a restart at least as deep."""
+    _session().report_fault(reason, restart_mode, message)
+
+
+def _session() -> Session:
+    return ATTACHMENT.session or _DETACHED

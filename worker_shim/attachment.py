@@ -1,0 +1,252 @@
+"""Attaching a training process to its sidecar, and the calls a script may make then.
+
+We are guests here: whatever goes wrong is one line in the rank's log, and training goes on.
+Nothing raises into the script, nothing waits without a limit, and a process that was not
+launched by a sidecar gets a session that does nothing.
+"""
+
+import atexit
+import functools
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Concatenate, Final, ParamSpec, SupportsIndex, TypeVar
+
+from scout.progress import PageWriter, ProgressPageError
+from worker_shim.checkpoint import AnyPath, CheckpointTracker
+from worker_shim.client import Client
+from worker_shim.instrument import StepHook, collective_sequence
+from worker_shim.messages import (
+    GENERATION_ENV,
+    PROGRESS_PAGE_ENV,
+    PROGRESS_TOKEN_ENV,
+    SOCKET_ENV,
+    JobFault,
+    RestartMode,
+)
+from worker_shim.session import Outbox, StepCounter
+
+ATTACH_S_MAX: Final = 1.0
+"""Longest wait in `attach`.  A sidecar answers in a millisecond; one that is busy answers later."""
+FAULT_S_MAX: Final = 1.0
+"""Wait for a fault's answer: the script is about to die of it, and the report should not."""
+FLUSH_S_MAX: Final = 1.0
+"""Wait at the process's end for reports that are owed still."""
+
+_log: Final = logging.getLogger("outrider")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _quietly(
+    method: "Callable[Concatenate[Session, _P], _R | None]",
+) -> "Callable[Concatenate[Session, _P], _R | None]":
+    """Turn whatever a call raises into one warning: the last line of a guest's manners."""
+
+    @functools.wraps(method)
+    def guarded(session: "Session", /, *args: _P.args, **kwargs: _P.kwargs) -> _R | None:
+        try:
+            return method(session, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - training must not see it, whatever it is
+            session.warn_once(f"{method.__name__} did nothing: {type(error).__name__}: {error}")
+            return None
+
+    return guarded
+
+
+class Session:
+    """What `attach` returns.  Its methods are the whole of what a script can say."""
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        hook: StepHook | None = None,
+        steps: StepCounter | None = None,
+        local_rank: int = 0,
+    ) -> None:
+        self._client = client
+        self._hook = hook
+        self._local_rank = local_rank
+        self._warned: set[str] = set()
+        self._checkpoints = (
+            CheckpointTracker(client, steps or StepCounter(), local_rank) if client else None
+        )
+
+    @property
+    def attached(self) -> bool:
+        """False when every call is a no-op."""
+        return self._client is not None
+
+    @_quietly
+    def notify_labels(self, labels: Mapping[str, object]) -> None:
+        """Say where this rank stands in the parallel layout, e.g. ``{"dp": 3, "pp": 0}``."""
+        self._look_for_torch()
+        if self._client is not None:
+            told = {str(key): str(value) for key, value in labels.items()}
+            self._client.update(lambda outbox: outbox.set_labels(told))
+
+    @_quietly
+    def checkpoint_saved(
+        self, step: SupportsIndex, path: AnyPath, prefix: str = "checkpoint"
+    ) -> None:
+        """Say that this rank's part of the checkpoint of ``step`` is durable at ``path``."""
+        self._look_for_torch()
+        if self._checkpoints is not None:
+            self._checkpoints.saved(step, path, prefix)
+
+    def latest_checkpoint(
+        self, prefix: str = "checkpoint", default: AnyPath | None = None
+    ) -> str | None:
+        """Return the checkpoint that every rank is to load, or ``default``."""
+        chosen = self._chosen(prefix)
+        if chosen is None and default is not None:
+            return os.fsdecode(default)
+        return chosen
+
+    @_quietly
+    def report_fault(
+        self, reason: str, restart_mode: RestartMode | str | None = None, message: str = ""
+    ) -> None:
+        """Say that this rank failed, and how deep a restart it needs."""
+        if self._client is None:
+            return
+        try:
+            mode = None if restart_mode is None else RestartMode(restart_mode)
+        except ValueError as error:
+            self.warn_once(f"the fault is reported without a restart mode: {error}")
+            mode = None
+        fault = JobFault(
+            local_rank=self._local_rank,
+            reason=str(reason),
+            message=str(message),
+            restart_mode=mode,
+        )
+        self._client.ask(fault, FAULT_S_MAX)
+
+    @_quietly
+    def _chosen(self, prefix: str) -> str | None:
+        self._look_for_torch()
+        return None if self._checkpoints is None else self._checkpoints.latest(prefix)
+
+    def _look_for_torch(self) -> None:
+        if self._hook is not None:
+            self._hook.install()
+
+    def warn_once(self, text: str) -> None:
+        """Put one line into the rank's log, the first time."""
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("outrider: %s", text)
+
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close(FLUSH_S_MAX)
+
+    def _abandon(self) -> None:
+        """In a forked child: its parent speaks for the rank, the child never does."""
+        if self._hook is not None:
+            self._hook.silence()
+        if self._client is not None:
+            self._client.abandon()
+        self._client = self._hook = self._checkpoints = None
+
+
+class _Attachment:
+    """The session of this process, if it attached."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self._attaching = threading.Lock()
+        self._held: threading.Condition | None = None
+
+    def attach(self) -> Session:
+        with self._attaching:
+            if self.session is None:
+                self.session = _open_session(os.environ)
+                if self.session.attached:
+                    atexit.register(self.session._close)  # noqa: SLF001 - same module
+                    os.register_at_fork(
+                        before=self._before_fork,
+                        after_in_parent=self._after_in_parent,
+                        after_in_child=self._after_in_child,
+                    )
+            return self.session
+
+    def _before_fork(self) -> None:
+        client = self.session._client if self.session is not None else None  # noqa: SLF001
+        self._held = client.guard if client is not None else None
+        if self._held is not None:
+            self._held.acquire()
+
+    def _after_in_parent(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+    def _after_in_child(self) -> None:
+        self._held = None
+        self._attaching = threading.Lock()
+        if self.session is not None:
+            self.session._abandon()  # noqa: SLF001 - same module
+
+
+ATTACHMENT: Final = _Attachment()
+
+
+def _open_session(environment: Mapping[str, str]) -> Session:
+    path = environment.get(SOCKET_ENV) or None
+    if path is None:
+        _log.warning(
+            "outrider: not attached, %s is not set; training goes on without it", SOCKET_ENV
+        )
+        return Session()
+    try:
+        local_rank = int(environment.get("LOCAL_RANK", "0"))
+        generation = int(environment.get(GENERATION_ENV, "0"))
+    except ValueError as error:
+        _log.warning("outrider: not attached, LOCAL_RANK or %s: %s", GENERATION_ENV, error)
+        return Session()
+    steps = StepCounter()
+    page = _open_page(environment)
+    hook = StepHook(steps, page) if page is not None else None
+    outbox = Outbox(
+        client_id=f"{os.getpid()}-{secrets.token_hex(4)}",
+        generation=generation,
+        local_rank=local_rank,
+        pid=os.getpid(),
+    )
+    client = Client(path, outbox, _ticker(page, hook))
+    if hook is not None:
+        hook.install()
+    client.start()
+    unreachable = client.first_contact(ATTACH_S_MAX)
+    if unreachable is not None:
+        _log.warning(
+            "outrider: no sidecar at %s (%s); training goes on without it", path, unreachable
+        )
+    return Session(client, hook, steps, local_rank)
+
+
+def _open_page(environment: Mapping[str, str]) -> PageWriter | None:
+    path = environment.get(PROGRESS_PAGE_ENV)
+    if not path:
+        return None
+    try:
+        return PageWriter.open(path, int(environment.get(PROGRESS_TOKEN_ENV, "")))
+    except (ProgressPageError, OSError, ValueError) as error:
+        _log.warning("outrider: progress is not published: %s", error)
+        return None
+
+
+def _ticker(page: PageWriter | None, hook: StepHook | None) -> Callable[[int], None]:
+    """Return what the background thread does ten times a second."""
+
+    def tick(now_ns: int) -> None:
+        if page is None or hook is None:
+            return
+        hook.install()
+        page.beat(now_ns, collective_sequence())
+
+    return tick
