@@ -1,0 +1,18 @@
+#!/bin/sh
+# Fills compose/wheels with what the image needs, at the versions of requirements.lock.
+#
+# With wheels there, `docker compose build` asks no package index.  The wheels must suit the image's
+# Python and platform, so run this with the same Python version that the base image has.
+#
+#   usage: fetch_wheels.sh                 (PYTHON names the interpreter; default python3)
+set -eu
+
+cd "$(dirname "$0")/../.."
+PYTHON=${PYTHON:-python3}
+list=$(mktemp)
+trap 'rm -f "$list"' EXIT
+
+"$PYTHON" compose/tools/image_requirements.py >"$list"
+"$PYTHON" -m pip download --quiet --disable-pip-version-check --only-binary :all: \
+    --constraint requirements.lock --requirement "$list" --dest compose/wheels
+echo "compose/wheels holds $(find compose/wheels -name '*.whl' | wc -l) wheels"
