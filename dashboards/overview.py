@@ -75,6 +75,7 @@ def overview() -> Builder:
     _suspects(page, frames)
     _progress(page, frames)
     _recovery(page, frames)
+    _events(page, frames)
     _self(page, frames)
     return page
 
@@ -272,6 +273,9 @@ def _recovery(page: Builder, frames: Frames) -> None:
         .with_target(parts.over_time(quantile.format(share="0.5"), "half below"))
         .with_target(parts.over_time(quantile.format(share="0.95"), "95 % below", ref="B"))
     )
+
+
+def _events(page: Builder, frames: Frames) -> None:
     page.with_panel(
         frames.columns("Restarts", "Restarts by mode.", "short", width=8).with_target(
             parts.over_time(
