@@ -125,6 +125,15 @@ class Journal:
         )
         return None if row is None else decode_incident(row[0])
 
+    async def incident_ids(self, job: str) -> list[str]:
+        """Return the ids of every incident of ``job``, oldest first."""
+        rows = await self._in_thread(
+            lambda: self._connection.execute(
+                "SELECT id FROM incidents WHERE job = ? ORDER BY opened_at, rowid", (job,)
+            ).fetchall()
+        )
+        return [row[0] for row in rows]
+
     async def close(self) -> None:
         """Finish what was asked for, fold the log back into the file and let go of it."""
         with suppress(JournalError):

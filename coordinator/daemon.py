@@ -1,0 +1,257 @@
+"""The coordinator as a process: journal, core, fleet and API put together.
+
+It wires and serves; every decision is the job core's.  Losing this process stops no training:
+the journal holds what was decided, and the sidecars dial in again.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from coordinator.events import Accept, Dismiss, Effect, Event, Finished, Persist, Say, Send
+from coordinator.fleet import Fleet
+from coordinator.history import History
+from coordinator.incidents import Incident
+from coordinator.job import JobCore
+from coordinator.journal import Journal
+from coordinator.journal_format import DurableState
+from coordinator.metrics import Exposition, JobCollector
+from coordinator.operator_api import BODY_BYTES_MAX, OperatorApi, guard
+from coordinator.outbox import Outbox
+from coordinator.phases import JobPhase
+from coordinator.settings import JobSettings
+from sidecar.drive import drive, monotonic
+
+INBOX_EVENTS_MAX: Final = 65_536
+"""Events that may wait for the core: each link then waits to be read, which slows its sender."""
+ACCEPT_BACKLOG: Final = 4_096
+"""Sidecars that may dial in at the same moment, as after a restart of the coordinator."""
+FAREWELL_S: Final = 20.0
+"""Longest wait for the sidecars to leave after the job ended: a stop with grace, and some."""
+HANDLERS_END_S: Final = 1.0
+"""Longest wait for open HTTP requests at the end."""
+JOURNAL_NAME: Final = "journal.sqlite"
+URL_NAME: Final = "coordinator.url"
+
+log = logging.getLogger("outrider.coordinator")
+Announce = Callable[[str], None]
+
+
+class CoordinatorError(Exception):
+    """The coordinator cannot start; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """How one coordinator is run.  ``port`` 0 takes any free one."""
+
+    settings: JobSettings
+    state_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8081
+    token: str | None = field(default=None, repr=False)
+    allow_insecure_bind: bool = False
+    linger_s: float = 2.0
+    """How long the finished job can still be looked at, once every sidecar has left."""
+
+
+def announce(url: str) -> None:
+    """Print the first line, from which scripts learn the port."""
+    sys.stdout.write(f"outrider: coordinator listening on {url}\n")
+    sys.stdout.flush()
+
+
+async def run_coordinator(
+    config: CoordinatorConfig, stop: asyncio.Event, *, listening: Announce = announce
+) -> int:
+    """Serve the job until it ends or ``stop`` is set.
+
+    Returns 0 when the job completed or ``stop`` came first, 1 when the job failed.  Raises
+    `CoordinatorError` or `JournalError` when it cannot start or go on.
+    """
+    check_bind(config)
+    raise_file_limit()
+    journal = Journal.open(config.state_dir / JOURNAL_NAME)
+    try:
+        coordinator = await _Coordinator.restore(config, journal)
+        return await coordinator.run(stop, listening)
+    finally:
+        await journal.close()
+
+
+def check_bind(config: CoordinatorConfig) -> None:
+    """Refuse to let strangers stop the job.  Raises `CoordinatorError`."""
+    if config.token is not None or config.allow_insecure_bind or _loopback(config.host):
+        return
+    raise CoordinatorError(
+        f"--host {config.host} can be reached from other machines, and no token is asked for;"
+        " give --token-file, or --allow-insecure-bind on a network you trust"
+    )
+
+
+def raise_file_limit() -> None:
+    """Allow as many connections as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a container may refuse; the old limit then stays
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    log.debug("file descriptors: limit %d, was %d", hard, soft)
+
+
+class _Coordinator:
+    """One run of the process."""
+
+    def __init__(self, config: CoordinatorConfig, journal: Journal, state: DurableState) -> None:
+        now, settings = monotonic(), config.settings
+        self._config = config
+        self._journal = journal
+        self._history = History()
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
+        self._core = JobCore(settings, state, time.time_ns() - now, now)
+        self._fleet = Fleet(self._inbox, job=settings.job, heartbeat_s=settings.heartbeat_s)
+        self._outbox = Outbox(commit=self._commit, execute=self._execute)
+        self._finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        if state.phase.terminal:
+            self._execute(Finished(outcome=state.phase, reason=state.outcome_reason))
+
+    @classmethod
+    async def restore(cls, config: CoordinatorConfig, journal: Journal) -> "_Coordinator":
+        """Go on from where the journal ends."""
+        job = config.settings.job
+        known = journal.load(job)
+        if known is not None:
+            log.info("job %s goes on: %s, generation %d", job, known.phase, known.generation)
+        self = cls(config, journal, known or DurableState(job=job))
+        for incident in await journal.incidents(job):
+            self._history.note(incident)
+        return self
+
+    async def run(self, stop: asyncio.Event, listening: Announce) -> int:
+        """Serve until the end."""
+        runner = web.AppRunner(
+            self._application(), access_log=None, shutdown_timeout=HANDLERS_END_S
+        )
+        await runner.setup()
+        url_file = self._config.state_dir / URL_NAME
+        url_file.unlink(missing_ok=True)  # left by one that was killed
+        try:
+            url = await _listen(runner, self._config)
+            url_file.write_text(f"{url}\n")
+            listening(url)
+            return await self._until_the_end(stop)
+        finally:
+            url_file.unlink(missing_ok=True)
+            await self._fleet.close()
+            await runner.cleanup()
+
+    def _application(self) -> web.Application:
+        app = web.Application(
+            middlewares=[guard(self._config.token)], client_max_size=BODY_BYTES_MAX
+        )
+        collector = JobCollector(
+            view=lambda: self._core.view(monotonic()),
+            history=self._history,
+            refused=lambda: self._fleet.messages_refused,
+            dropped=lambda: self._fleet.links_too_slow,
+        )
+        api = OperatorApi(
+            view=lambda: self._core.view(monotonic()),
+            inbox=self._inbox,
+            journal=self._journal,
+            exposition=Exposition(collector),
+        )
+        app.add_routes([*api.routes(), *self._fleet.routes()])
+        return app
+
+    async def _until_the_end(self, stop: asyncio.Event) -> int:
+        workers = [
+            asyncio.create_task(drive(self._core, self._inbox, self._outbox.put), name="core"),
+            asyncio.create_task(self._outbox.run(), name="outbox"),
+        ]
+        end = asyncio.create_task(self._end_of_job(stop), name="end")
+        try:
+            await asyncio.wait([end, *workers], return_when=asyncio.FIRST_COMPLETED)
+            for worker in workers:
+                if worker.done():
+                    worker.result()  # neither returns by itself: this raises why it ended
+            return await end
+        finally:
+            for task in (end, *workers):
+                task.cancel()
+            await asyncio.gather(end, *workers, return_exceptions=True)
+
+    async def _end_of_job(self, stop: asyncio.Event) -> int:
+        """Wait for the job's end and the sidecars' leave, or for ``stop``."""
+        stopping = asyncio.create_task(stop.wait())
+        parting = asyncio.create_task(self._farewell())
+        try:
+            await asyncio.wait([stopping, parting], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            parting.cancel()
+            await asyncio.gather(stopping, parting, return_exceptions=True)
+        if not self._finished.done():
+            log.info("the coordinator stops; training goes on and finds it again")
+            return 0
+        return 0 if self._finished.result().outcome == JobPhase.COMPLETED else 1
+
+    async def _farewell(self) -> None:
+        await asyncio.shield(self._finished)
+        await self._fleet.flush(FAREWELL_S)
+        await self._fleet.wait_empty(FAREWELL_S)
+        await asyncio.sleep(self._config.linger_s)
+
+    async def _commit(self, state: DurableState, incidents: Sequence[Incident]) -> None:
+        await self._journal.commit(state, *incidents)
+        for incident in incidents:
+            self._history.note(incident)
+
+    def _execute(self, effect: Effect) -> None:
+        match effect:
+            case Accept() | Dismiss() | Send():
+                self._fleet.execute(effect)
+            case Say():
+                level = logging.getLevelNamesMapping().get(effect.level.upper(), logging.INFO)
+                log.log(level, "%s", effect.text)
+            case Finished():
+                if not self._finished.done():
+                    log.info("the job %s: %s", effect.outcome, effect.reason)
+                    self._finished.set_result(effect)
+            case Persist():
+                raise AssertionError("the outbox commits these itself")
+
+
+async def _listen(runner: web.AppRunner, config: CoordinatorConfig) -> str:
+    try:
+        await web.TCPSite(runner, config.host, config.port, backlog=ACCEPT_BACKLOG).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CoordinatorError(
+                f"port {config.port} on {config.host} is taken; give another --port, or 0 for any"
+                " free one"
+            ) from error
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise CoordinatorError(
+            f"cannot listen on {config.host}:{config.port} ({why}); give an address of this"
+            " machine as --host"
+        ) from error
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{runner.addresses[0][1]}"
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

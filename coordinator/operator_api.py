@@ -1,0 +1,313 @@
+"""The HTTP API for people and programs: what the job is, what happened, and what to do.
+
+One table of endpoints makes both the routes and the OpenAPI document, so they cannot differ.
+Requests become events for the core; nothing is decided here.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import msgspec
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from coordinator.events import Event, OperatorAsked
+from coordinator.incidents import Incident, IncidentPhase, Outcome
+from coordinator.journal import Journal
+from coordinator.metrics import Exposition
+from coordinator.openapi import JSON, METRICS_TEXT, Endpoint, Parameter, document
+from coordinator.view import JobView, NodeStatus
+from sidecar.api import UPLINK_PATH
+from sidecar.codec import to_plain
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 65_536
+"""Largest request body: a name and a sentence."""
+WHY_CHARS_MAX: Final = 500
+WHO_CHARS_MAX: Final = 100
+INCIDENTS_LISTED_MAX: Final = 1_000
+"""Incidents in one list; newest first choice when there are more."""
+
+Who: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=WHO_CHARS_MAX)]
+Why: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=WHY_CHARS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRequest:
+    """Who asks, and why: both are kept in the incident."""
+
+    who: Who
+    why: Why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The request was handed to the coordinator; its result shows in the job."""
+
+    accepted: bool
+    action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Why a request was not served."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The coordinator runs."""
+
+    status: str
+    job: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeList:
+    """Every node that was ever heard of."""
+
+    nodes: tuple[NodeStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentSummary:
+    """One line of an incident list.  ``at_ns`` is wall clock, nanoseconds since the epoch."""
+
+    id: str
+    at_ns: int | None
+    generation: int
+    trigger: str
+    outcome: Outcome
+    verdict: str | None
+    kind: str | None
+    node: str | None
+    rank: int | None
+    gpu: int | None
+    reason: str
+    mode: str | None
+    recovery_s: float | None
+    steps_lost: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentList:
+    """Incidents, oldest first."""
+
+    incidents: tuple[IncidentSummary, ...]
+
+
+_ID: Final = Parameter(
+    name="incident",
+    place="path",
+    text="An incident's id, any unique beginning of it, or `last`.",
+    schema={"type": "string"},
+)
+_NODE: Final = Parameter(
+    name="node", place="path", text="A node's name.", schema={"type": "string"}
+)
+_LIMIT: Final = Parameter(
+    name="limit",
+    place="query",
+    text="How many of the newest incidents to list.",
+    schema={
+        "type": "integer",
+        "minimum": 1,
+        "maximum": INCIDENTS_LISTED_MAX,
+        "default": INCIDENTS_LISTED_MAX,
+    },
+)
+
+ENDPOINTS: Final = (
+    Endpoint("GET", "/healthz", "health", "Is the coordinator running?", Health,
+             public=True),
+    Endpoint("GET", "/metrics", "metrics", "Metrics for Prometheus.", METRICS_TEXT),
+    Endpoint("GET", "/v1/job", "job", "The job as a whole, without its nodes.", JobView,
+             without=("nodes",)),
+    Endpoint("GET", "/v1/nodes", "nodes", "Every node with its ranks.", NodeList),
+    Endpoint("GET", "/v1/incidents", "incidents", "What stopped the job so far.", IncidentList,
+             parameters=(_LIMIT,), refusals=(400,)),
+    Endpoint("GET", "/v1/incidents/{incident}", "incident", "Everything about one stop.", Incident,
+             parameters=(_ID,), refusals=(404, 409)),
+    Endpoint("POST", "/v1/job/restart", "restart", "Restart the job's processes.", Accepted,
+             body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
+    Endpoint("POST", "/v1/job/stop", "stop", "End the job for good.", Accepted,
+             body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
+    Endpoint("POST", "/v1/nodes/{node}/exclude", "exclude", "Give this node no rank any more.",
+             Accepted, parameters=(_NODE,), body=OperatorRequest, status=202,
+             refusals=(400, 404, 409, 415, 422)),
+    Endpoint("GET", "/v1/openapi.json", "openapi", "This description.", JSON),
+)  # fmt: skip
+_PUBLIC_PATHS: Final = frozenset(item.path for item in ENDPOINTS if item.public)
+
+
+class OperatorApi:
+    """Handlers over one job's picture, journal and inbox; each is named like its endpoint."""
+
+    def __init__(
+        self,
+        *,
+        view: Callable[[], JobView],
+        inbox: "asyncio.Queue[Event]",
+        journal: Journal,
+        exposition: Exposition,
+    ) -> None:
+        self._view = view
+        self._inbox = inbox
+        self._journal = journal
+        self._exposition = exposition
+        self._document = orjson.dumps(document(ENDPOINTS, Problem))
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        """Return one route for every row of `ENDPOINTS`."""
+        return [
+            web.route(item.method, item.path, getattr(self, item.operation)) for item in ENDPOINTS
+        ]
+
+    async def health(self, _: web.Request) -> web.Response:
+        """Answer probes."""
+        view = self._view()
+        return _answer(Health(status="ok", job=view.job, phase=view.phase))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Render the scrape page."""
+        body, content_type = self._exposition.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def job(self, _: web.Request) -> web.Response:
+        """Show the job."""
+        plain = to_plain(self._view())
+        del plain["nodes"]
+        return _answer(plain)
+
+    async def nodes(self, _: web.Request) -> web.Response:
+        """Show the nodes."""
+        return _answer(NodeList(nodes=self._view().nodes))
+
+    async def incidents(self, request: web.Request) -> web.Response:
+        """List incidents."""
+        text = request.query.get("limit", str(INCIDENTS_LISTED_MAX))
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= INCIDENTS_LISTED_MAX:
+            raise web.HTTPBadRequest(text=f"limit must be 1 to {INCIDENTS_LISTED_MAX}")
+        found = await self._journal.incidents(self._view().job, int(text))
+        return _answer(IncidentList(incidents=tuple(map(summary, found))))
+
+    async def incident(self, request: web.Request) -> web.Response:
+        """Show one incident."""
+        wanted = request.match_info["incident"]
+        found = await self._journal.incident_ids(self._view().job)
+        fitting = found[-1:] if wanted == "last" else [i for i in found if i.startswith(wanted)]
+        if wanted in fitting:
+            fitting = [wanted]
+        if not fitting:
+            raise web.HTTPNotFound(text=f"no incident {wanted!r}; `outrider incidents` lists them")
+        if len(fitting) > 1:
+            some = ", ".join(fitting[:5])
+            raise web.HTTPConflict(text=f"{wanted!r} fits {len(fitting)} incidents: {some} ...")
+        return _answer(await self._journal.incident(self._view().job, fitting[0]))
+
+    async def restart(self, request: web.Request) -> web.Response:
+        """Ask the core for a restart."""
+        return await self._ask(request, "restart")
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """Ask the core to end the job."""
+        return await self._ask(request, "stop")
+
+    async def exclude(self, request: web.Request) -> web.Response:
+        """Ask the core to leave a node out."""
+        node = request.match_info["node"]
+        if node not in {item.node for item in self._view().nodes}:
+            raise web.HTTPNotFound(text=f"no node {node!r}; `outrider status` lists them")
+        return await self._ask(request, "exclude", node)
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """Describe this API."""
+        return web.Response(body=self._document, content_type="application/json")
+
+    async def _ask(
+        self, request: web.Request, action: str, node: str | None = None
+    ) -> web.Response:
+        asked = await _body(request, OperatorRequest)
+        view = self._view()
+        if view.phase.terminal:
+            raise web.HTTPConflict(text=f"the job has already {view.phase}")
+        await self._inbox.put(OperatorAsked(action=action, who=asked.who, why=asked.why, node=node))
+        return _answer(Accepted(accepted=True, action=action), status=202)
+
+
+def guard(token: str | None) -> Middleware:
+    """Return the middleware that asks for ``token`` (None: nobody is asked) and words errors."""
+    expected = None if token is None else f"Bearer {token}".encode()
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode()
+        if (
+            expected is not None
+            and request.path not in _PUBLIC_PATHS
+            and not hmac.compare_digest(given, expected)
+        ):
+            headers = {"WWW-Authenticate": "Bearer"}
+            return _answer(Problem(error="a valid bearer token is needed"), 401, headers)
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            if error.status < web.HTTPBadRequest.status_code:
+                raise
+            return _answer(Problem(error=_sentence(request, error)), error.status)
+
+    return middleware
+
+
+def summary(incident: Incident) -> IncidentSummary:
+    """Return the line of ``incident`` in a list."""
+    finding, decision = incident.finding, incident.decision
+    culprit = None if finding is None else finding.culprit
+    return IncidentSummary(
+        id=incident.id,
+        at_ns=incident.at(IncidentPhase.FAULT) or incident.at(IncidentPhase.DETECTED),
+        generation=incident.generation,
+        trigger=incident.trigger,
+        outcome=incident.outcome,
+        verdict=None if finding is None else finding.outcome,
+        kind=None if culprit is None else culprit.kind,
+        node=None if culprit is None else culprit.node,
+        rank=None if culprit is None else culprit.rank,
+        gpu=None if culprit is None else culprit.gpu,
+        reason=(culprit.reason if culprit else "") or (finding.why if finding else ""),
+        mode=None if decision is None or decision.mode is None else decision.mode,
+        recovery_s=incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP),
+        steps_lost=incident.steps_lost,
+    )
+
+
+def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    data = orjson.dumps(to_plain(body))
+    return web.Response(body=data, status=status, headers=headers, content_type="application/json")
+
+
+def _sentence(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}"
+    if error.text and error.text != f"{error.status}: {error.reason}":
+        return error.text
+    known = ", ".join([*(item.path for item in ENDPOINTS), UPLINK_PATH])
+    return f"{error.reason}: {request.path}; known paths: {known}"
+
+
+async def _body(request: web.Request, cls: type[T]) -> T:
+    if request.content_type != "application/json":  # a web page cannot send this unasked
+        raise web.HTTPUnsupportedMediaType(text="the body must be sent as application/json")
+    try:
+        return msgspec.json.decode(await request.read(), type=cls)
+    except msgspec.ValidationError as error:
+        raise web.HTTPUnprocessableEntity(text=f"body refused: {error}") from None
+    except msgspec.DecodeError as error:
+        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from None

@@ -1,0 +1,343 @@
+import asyncio
+import json
+import re
+import shutil
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from coordinator.events import Event, OperatorAsked
+from coordinator.history import History
+from coordinator.incidents import (
+    Culprit,
+    Decision,
+    Finding,
+    Incident,
+    IncidentPhase,
+    Outcome,
+)
+from coordinator.journal import Journal
+from coordinator.journal_format import DurableState
+from coordinator.metrics import Exposition, JobCollector
+from coordinator.operator_api import ENDPOINTS, OperatorApi, guard
+from coordinator.phases import JobPhase
+from coordinator.view import JobView, NodeStatus
+from sidecar.api import AgentState, CheckpointPointer, FaultKind, RankStatus
+from worker_shim.messages import RestartMode
+
+pytestmark = pytest.mark.component
+
+DEADLINE_S = 30.0
+
+VIEW = JobView(
+    job="job",
+    phase=JobPhase.RUNNING,
+    phase_age_s=3.5,
+    generation=2,
+    topology_version=1,
+    nnodes=1,
+    nproc_per_node=1,
+    world=("a",),
+    step=40,
+    complete_checkpoints=(CheckpointPointer(prefix="model", step=30, path="/ckpt/30"),),
+    chosen_checkpoints=(),
+    nodes=(
+        NodeStatus(
+            node="a",
+            connected=True,
+            spare=False,
+            state=AgentState.RUNNING,
+            generation=2,
+            topology_version=1,
+            group_rank=0,
+            last_heard_age_s=0.2,
+            excluded=None,
+            reason="",
+            host="127.0.0.1",
+            http_port=1234,
+            ranks=(RankStatus(rank=0, local_rank=0, pid=77, step=40),),
+        ),
+    ),
+    excluded={},
+    open_incident=None,
+    restarts_total=1,
+    restart_budget_remaining=9,
+    outcome_reason="",
+    waiting_for="",
+)
+
+
+def incident(number: str) -> Incident:
+    """Return a recovered crash of rank 0."""
+    return (
+        Incident(
+            id=f"job-{number}",
+            job="job",
+            generation=1,
+            topology_version=1,
+            trigger="crash",
+            outcome=Outcome.RECOVERED,
+            finding=Finding(
+                outcome="attributed",
+                basis="direct",
+                why="it exited",
+                culprit=Culprit(
+                    kind=FaultKind.CRASH,
+                    node="a",
+                    rank=0,
+                    local_rank=0,
+                    gpu=None,
+                    reason="killed by SIGKILL",
+                ),
+            ),
+            decision=Decision(mode=RestartMode.PROCESS, reason="first crash"),
+            steps_lost=2,
+        )
+        .reached(IncidentPhase.FAULT, int(number) * 10**9)
+        .reached(IncidentPhase.FIRST_STEP, (int(number) + 3) * 10**9)
+    )
+
+
+class Desk:
+    """A served API and a client at it."""
+
+    def __init__(self, url: str, inbox: "asyncio.Queue[Event]", journal: Journal) -> None:
+        self.url = url
+        self.inbox = inbox
+        self.journal = journal
+        self.view = VIEW
+        self.session = aiohttp.ClientSession()
+
+    async def ask(
+        self, method: str, path: str, headers: dict[str, str] | None = None, **body: Any
+    ) -> tuple[int, Any]:
+        """Return status and JSON of one request."""
+        async with self.session.request(
+            method, self.url + path, json=body or None, headers=headers
+        ) as answer:
+            return answer.status, json.loads(await answer.read())
+
+
+@asynccontextmanager
+async def opened(state_dir: Path, token: str | None) -> AsyncIterator[Desk]:
+    """Serve the API on a free port over a real journal."""
+    journal = Journal.open(state_dir / "journal")
+    inbox: asyncio.Queue[Event] = asyncio.Queue()
+    collector = JobCollector(
+        view=lambda: desk.view, history=History(), refused=lambda: 0, dropped=lambda: 0
+    )
+    api = OperatorApi(
+        view=lambda: desk.view, inbox=inbox, journal=journal, exposition=Exposition(collector)
+    )
+    app = web.Application(middlewares=[guard(token)])
+    app.add_routes(api.routes())
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    desk = Desk(f"http://127.0.0.1:{runner.addresses[0][1]}", inbox, journal)
+    try:
+        yield desk
+    finally:
+        await desk.session.close()
+        await runner.cleanup()
+        await journal.close()
+
+
+def visit(
+    state_dir: Path, scene: Callable[[Desk], Awaitable[None]], token: str | None = None
+) -> None:
+    """Run one scene with a generous deadline."""
+
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), opened(state_dir, token) as desk:
+            await scene(desk)
+
+    asyncio.run(main())
+
+
+def test_the_job_and_its_nodes_are_shown(tmp_path: Path) -> None:
+    """Who is on call sees a stale or partial picture and acts on it."""
+
+    async def scene(desk: Desk) -> None:
+        status, job = await desk.ask("GET", "/v1/job")
+        assert status == 200
+        assert (job["phase"], job["generation"], job["step"]) == ("running", 2, 40)
+        assert job["complete_checkpoints"][0]["step"] == 30
+        assert "nodes" not in job
+        status, body = await desk.ask("GET", "/v1/nodes")
+        assert status == 200
+        assert [node["node"] for node in body["nodes"]] == ["a"]
+        assert body["nodes"][0]["ranks"][0]["pid"] == 77
+        status, body = await desk.ask("GET", "/healthz")
+        assert (status, body) == (200, {"status": "ok", "job": "job", "phase": "running"})
+
+    visit(tmp_path, scene)
+
+
+def test_incidents_are_listed_and_found_by_prefix_or_last(tmp_path: Path) -> None:
+    """The wrong incident explained at night is worse than none."""
+
+    async def scene(desk: Desk) -> None:
+        assert await desk.ask("GET", "/v1/incidents") == (200, {"incidents": []})
+        status, _ = await desk.ask("GET", "/v1/incidents/last")
+        assert status == 404
+        for number in ("1", "2", "10"):
+            await desk.journal.commit(DurableState(job="job"), incident(number))
+        _, body = await desk.ask("GET", "/v1/incidents")
+        assert [line["id"] for line in body["incidents"]] == ["job-1", "job-2", "job-10"]
+        line = body["incidents"][0]
+        assert (line["node"], line["rank"], line["recovery_s"]) == ("a", 0, 3.0)
+        assert (line["kind"], line["mode"]) == ("crash", "process_level_restart")
+        _, body = await desk.ask("GET", "/v1/incidents?limit=1")
+        assert [line["id"] for line in body["incidents"]] == ["job-10"]
+        for wanted, found in (("last", "job-10"), ("job-2", "job-2"), ("job-1", "job-1")):
+            status, body = await desk.ask("GET", f"/v1/incidents/{wanted}")
+            assert (status, body["id"]) == (200, found)
+        status, body = await desk.ask("GET", "/v1/incidents/job-")
+        assert status == 409
+        assert "fits 3 incidents" in body["error"]
+        for limit in ("0", "-1", "x", "\u0664", "99999999"):
+            status, body = await desk.ask("GET", f"/v1/incidents?limit={limit}")
+            assert status == 400
+            assert "limit must be" in body["error"]
+
+    visit(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/job/restart", OperatorAsked(action="restart", who="ana", why="new driver")),
+        ("/v1/job/stop", OperatorAsked(action="stop", who="ana", why="new driver")),
+        (
+            "/v1/nodes/a/exclude",
+            OperatorAsked(action="exclude", who="ana", why="new driver", node="a"),
+        ),
+    ],
+)
+def test_an_operators_request_reaches_the_core_with_who_and_why(
+    tmp_path: Path, path: str, expected: OperatorAsked
+) -> None:
+    """An unexplained restart is looked for as a fault."""
+
+    async def scene(desk: Desk) -> None:
+        status, body = await desk.ask("POST", path, who="ana", why="new driver")
+        assert (status, body) == (202, {"accepted": True, "action": expected.action})
+        assert desk.inbox.get_nowait() == expected
+
+    visit(tmp_path, scene)
+
+
+def test_a_bad_request_is_refused_with_the_field_and_reaches_nobody(tmp_path: Path) -> None:
+    """A typo must not restart a job of a thousand GPUs."""
+
+    async def scene(desk: Desk) -> None:
+        status, body = await desk.ask("POST", "/v1/job/restart", who="ana")
+        assert status == 422
+        assert "why" in body["error"]
+        status, body = await desk.ask("POST", "/v1/job/restart", who="", why="x")
+        assert status == 422
+        assert "$.who" in body["error"]
+        status, body = await desk.ask("POST", "/v1/job/restart", who="ana", why="x" * 501)
+        assert status == 422
+        status, body = await desk.ask("POST", "/v1/nodes/zz/exclude", who="ana", why="x")
+        assert status == 404
+        assert "no node 'zz'" in body["error"]
+        async with desk.session.post(
+            desk.url + "/v1/job/stop", data=b"{", headers={"Content-Type": "application/json"}
+        ) as answer:
+            assert answer.status == 400
+        async with desk.session.post(
+            desk.url + "/v1/job/stop", data=b'{"who":"a","why":"b"}'
+        ) as answer:
+            assert answer.status == 415
+        desk.view = replace(VIEW, phase=JobPhase.COMPLETED)
+        status, body = await desk.ask("POST", "/v1/job/stop", who="ana", why="x")
+        assert (status, body) == (409, {"error": "the job has already completed"})
+        assert desk.inbox.empty()
+
+    visit(tmp_path, scene)
+
+
+def test_unknown_paths_and_methods_are_answered_in_json(tmp_path: Path) -> None:
+    """A program that gets HTML for an error reports a parse error instead of the error."""
+
+    async def scene(desk: Desk) -> None:
+        status, body = await desk.ask("GET", "/v1/jobs")
+        assert status == 404
+        assert "/v1/job" in body["error"]
+        status, body = await desk.ask("GET", "/v1/job/restart")
+        assert status == 405
+        assert body["error"] == "/v1/job/restart takes POST"
+
+    visit(tmp_path, scene)
+
+
+def test_without_the_token_nothing_but_health_is_answered(tmp_path: Path) -> None:
+    """Whoever reaches the port could stop the job."""
+
+    async def scene(desk: Desk) -> None:
+        for endpoint in ENDPOINTS:
+            path = endpoint.path.format(incident="last", node="a")
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer"}):
+                status, body = await desk.ask(endpoint.method, path, headers=headers)
+                assert status == (200 if endpoint.path == "/healthz" else 401), endpoint
+                assert status == 200 or "token" in body["error"]
+        headers = {"Authorization": "Bearer secret"}
+        assert (await desk.ask("GET", "/v1/job", headers=headers))[0] == 200
+
+    visit(tmp_path, scene, token="secret")
+
+
+def test_the_openapi_document_describes_exactly_what_is_served(tmp_path: Path) -> None:
+    """A client generated from a wrong description fails at the worst moment."""
+
+    async def scene(desk: Desk) -> None:
+        await desk.journal.commit(DurableState(job="job"), incident("1"))
+        _, document = await desk.ask("GET", "/v1/openapi.json")
+        assert document["openapi"].startswith("3.1")
+        described = {
+            (method.upper(), path) for path, row in document["paths"].items() for method in row
+        }
+        assert described == {(item.method, item.path) for item in ENDPOINTS}
+        schemas = document["components"]["schemas"]
+        references = re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(document))
+        assert set(references) <= set(schemas)
+        for path, name in (
+            ("/v1/job", "JobView"),
+            ("/v1/nodes", "NodeList"),
+            ("/v1/incidents", "IncidentList"),
+            ("/v1/incidents/last", "Incident"),
+            ("/healthz", "Health"),
+        ):
+            _, body = await desk.ask("GET", path)
+            assert set(body) == set(schemas[name]["properties"])
+        _, body = await desk.ask("GET", "/v1/nodes")
+        assert set(body["nodes"][0]) == set(schemas["NodeStatus"]["properties"])
+
+    visit(tmp_path, scene)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_scrape_page_is_clean_for_promtool(tmp_path: Path) -> None:
+    """A page that Prometheus half understands alerts on half of the faults."""
+
+    async def scene(desk: Desk) -> None:
+        await desk.journal.commit(DurableState(job="job"), incident("1"))
+        desk.view = replace(VIEW, open_incident=incident("1"), excluded={"b": "gpu lost"})
+        async with desk.session.get(desk.url + "/metrics") as answer:
+            assert answer.content_type == "text/plain"
+            page = await answer.read()
+        check = await asyncio.create_subprocess_exec(
+            "promtool", "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        assert (await check.communicate(page), check.returncode) == ((b"", b""), 0)
+
+    visit(tmp_path, scene)
