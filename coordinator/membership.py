@@ -23,7 +23,7 @@ SILENT_HEARTBEATS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class NodeView:
     """One node.  ``link`` is None while it is not connected, ``hello`` until it first was.
 
     ``last_heard`` is when it last said anything (or when we began to wait for it), ``lost_at``
@@ -52,7 +52,7 @@ class Accepted:
     workers are gone.
     """
 
-    view: Member
+    view: NodeView
     replaced: int | None = None
     restarted: bool = False
 
@@ -82,7 +82,7 @@ class Membership:
     job: str
     nproc_per_node: int
     lease_ns: Duration
-    _nodes: dict[str, Member] = field(default_factory=dict)
+    _nodes: dict[str, NodeView] = field(default_factory=dict)
     _links: dict[int, str] = field(default_factory=dict)
     _excluded: dict[str, str] = field(default_factory=dict)
     _declared: set[str] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Membership:
         replaced = known.link if known is not None and known.link != link else None
         if replaced is not None:
             self._links.pop(replaced, None)
-        view = Member(
+        view = NodeView(
             node=hello.node,
             link=link,
             hello=hello,
@@ -122,7 +122,7 @@ class Membership:
         self._declared.discard(hello.node)
         return Accepted(view=view, replaced=replaced, restarted=restarted)
 
-    def close(self, link: int, now: Instant) -> Member | Ignored:
+    def close(self, link: int, now: Instant) -> NodeView | Ignored:
         """Note that ``link`` is gone.  Only the present link of a node takes the node with it."""
         node = self._links.pop(link, None)
         if node is None:
@@ -130,7 +130,7 @@ class Membership:
         self._nodes[node] = replace(self._nodes[node], link=None, lost_at=now)
         return self._nodes[node]
 
-    def status(self, link: int, report: StatusReport, now: Instant) -> Member | Ignored:
+    def status(self, link: int, report: StatusReport, now: Instant) -> NodeView | Ignored:
         """Keep a node's report as its newest state."""
         view = self.by_link(link)
         if view is None or view.hello is None:
@@ -142,7 +142,7 @@ class Membership:
             )
         return self._put(replace(view, status=report, last_heard=now))
 
-    def heard(self, link: int, now: Instant) -> Member | Ignored:
+    def heard(self, link: int, now: Instant) -> NodeView | Ignored:
         """Note that ``link`` said something that is no status."""
         view = self.by_link(link)
         if view is None:
@@ -151,7 +151,7 @@ class Membership:
 
     # --- loss -----------------------------------------------------------------------------------
 
-    def lost(self, now: Instant) -> tuple[Member, ...]:
+    def lost(self, now: Instant) -> tuple[NodeView, ...]:
         """Return every node gone or silent for a whole lease: a level, not an edge."""
         gone = tuple(view for view in self.views() if now >= self._due(view))
         self._declared = {view.node for view in gone}
@@ -166,7 +166,7 @@ class Membership:
         """Wait for nodes that hold ranks but have not dialled in: a restarted coordinator's."""
         for node in nodes:
             if node not in self._nodes:
-                self._nodes[node] = Member(
+                self._nodes[node] = NodeView(
                     node=node,
                     link=None,
                     hello=None,
@@ -198,20 +198,20 @@ class Membership:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def view(self, node: str) -> Member | None:
+    def view(self, node: str) -> NodeView | None:
         """Return what is known of ``node``."""
         return self._nodes.get(node)
 
-    def by_link(self, link: int) -> Member | None:
+    def by_link(self, link: int) -> NodeView | None:
         """Return the node that ``link`` speaks for at present."""
         node = self._links.get(link)
         return None if node is None else self._nodes[node]
 
-    def views(self) -> tuple[Member, ...]:
+    def views(self) -> tuple[NodeView, ...]:
         """Return every known node in natural order."""
         return tuple(self._nodes[node] for node in sorted(self._nodes, key=natural_key))
 
-    def usable(self, now: Instant) -> tuple[Member, ...]:
+    def usable(self, now: Instant) -> tuple[NodeView, ...]:
         """Return the nodes that may be given ranks: connected, heard of, not excluded."""
         return tuple(
             view
@@ -221,10 +221,10 @@ class Membership:
 
     # --- leaves ---------------------------------------------------------------------------------
 
-    def _due(self, view: Member) -> Instant:
+    def _due(self, view: NodeView) -> Instant:
         return after(view.last_heard if view.lost_at is None else view.lost_at, self.lease_ns)
 
-    def _put(self, view: Member) -> Member:
+    def _put(self, view: NodeView) -> NodeView:
         self._nodes[view.node] = view
         self._declared.discard(view.node)
         return view
@@ -256,7 +256,7 @@ class Membership:
             return f"the coordinator's table is full at its limit of {NODES_MAX} nodes"
         return None
 
-    def _rival(self, link: int, hello: Hello, known: Member | None, now: Instant) -> str | None:
+    def _rival(self, link: int, hello: Hello, known: NodeView | None, now: Instant) -> str | None:
         """Say why a second sidecar of a name must wait, or None when it may take over."""
         if known is None or known.hello is None or known.link in (None, link):
             return None

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.membership import NODES_MAX, Accepted, Ignored, Member, Membership, Rejected
+from coordinator.membership import NODES_MAX, Accepted, Ignored, NodeView, Membership, Rejected
 from scout.clock import SECOND, Duration, Instant
 from sidecar.api import PROTOCOL_VERSION, AgentState, Hello, StatusReport
 
@@ -132,7 +132,7 @@ def test_a_lost_node_that_speaks_again_is_watched_again():
     table = a_table()
     table.open(1, a_hello(), at(0))
     table.lost(at(15))
-    assert isinstance(table.heard(1, at(16)), Member)
+    assert isinstance(table.heard(1, at(16)), NodeView)
     assert table.lost(at(16)) == ()
     assert table.next_deadline() == at(31)
 
