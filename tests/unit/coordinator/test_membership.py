@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.membership import NODES_MAX, Accepted, Ignored, NodeView, Membership, Rejected
+from coordinator.membership import NODES_MAX, Accepted, Ignored, Membership, NodeView, Rejected
 from scout.clock import SECOND, Duration, Instant
 from sidecar.api import PROTOCOL_VERSION, AgentState, Hello, StatusReport
 
