@@ -120,8 +120,8 @@ def _health(page: Builder, frames: Frames) -> None:
         .thresholds(parts.thresholds(IDLE))
         .with_target(
             parts.right_now(
-                f"outrider_job_step{{{JOB}}} - on (training_job) "
-                f"outrider_checkpoint_consistent_step{{{JOB}}}"
+                f"outrider_job_step{{{JOB}}} - on (training_job) min by (training_job) "
+                f"(outrider_checkpoint_consistent_step{{{JOB}}})"
             )
         )
     )
@@ -228,7 +228,9 @@ def _progress(page: Builder, frames: Frames) -> None:
         )
         .with_target(parts.over_time(f"outrider_job_step{{{JOB}}}", "completed"))
         .with_target(
-            parts.over_time(f"outrider_checkpoint_consistent_step{{{JOB}}}", "checkpoint", ref="B")
+            parts.over_time(
+                f"outrider_checkpoint_consistent_step{{{JOB}}}", "checkpoint {{prefix}}", ref="B"
+            )
         )
     )
     page.with_panel(

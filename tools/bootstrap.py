@@ -35,6 +35,8 @@ TICK_S: Final = 0.1
 """How often the spinner turns on a terminal."""
 QUIET_LINE_S: Final = 10.0
 """Longest silence when the output is not a terminal, so that nobody takes it for a hang."""
+NOTE_CHARS_MAX: Final = 100
+"""Longest note; the log has the rest."""
 
 
 class SetupError(Exception):
@@ -58,16 +60,16 @@ class Progress:
         self._turn = 0
 
     def advance(self, text: str) -> None:
-        """One more package of the total is on its way."""
+        """One more package is on its way."""
         self._done += 1
         self.note(text)
 
-    def note(self, text: str) -> None:
-        """Say what is happening now."""
+    def note(self, text: str, *, passing: bool = False) -> None:
+        """Say what is happening now; what is ``passing`` is not worth a line of a log."""
         self._text = text
         if self._live:
             self.tick()
-        else:
+        elif not passing:
             self._line(self._status())
 
     def tick(self) -> None:
@@ -88,7 +90,8 @@ class Progress:
         self._line(f"{self._title}: {text} ({self._elapsed_s():.0f} s)")
 
     def _status(self) -> str:
-        count = f"[{min(self._done, self._total)}/{self._total}] " if self._total else ""
+        # Packages beyond the pins are what an index's build of a pinned one asks for.
+        count = f"[{self._done}/{max(self._done, self._total)}] " if self._total else ""
         return f"{self._title}: {count}{self._text} ({self._elapsed_s():.0f} s)"
 
     def _elapsed_s(self) -> float:
@@ -107,11 +110,12 @@ def run_quietly(
     env: Mapping[str, str] | None = None,
     total_prefixes: tuple[str, ...] = (),
     note_prefixes: tuple[str, ...] = (),
+    passing_prefixes: tuple[str, ...] = (),
 ) -> tuple[int, list[str]]:
     """Run ``command``, append its output to ``log``, and return its status and all its lines.
 
     A line that opens with one of ``total_prefixes`` counts one package, one that opens with one
-    of ``note_prefixes`` is shown.
+    of ``note_prefixes`` is shown, and with one of ``passing_prefixes`` on a terminal only.
     """
     process = subprocess.Popen(
         command,
@@ -140,10 +144,12 @@ def run_quietly(
                     break
                 seen.append(line)
                 book.write(f"{line}\n")
-                if line.startswith(total_prefixes or ("\0",)):
-                    progress.advance(_subject(line))
-                elif line.lstrip().startswith(note_prefixes or ("\0",)):
-                    progress.note(line.strip()[:120])
+                text = line.strip()
+                if text.startswith(total_prefixes):
+                    progress.advance(_subject(text))
+                elif text.startswith((*note_prefixes, *passing_prefixes)):
+                    passing = text.startswith(passing_prefixes)
+                    progress.note(text[:NOTE_CHARS_MAX], passing=passing)
     except BaseException:
         process.terminate()
         raise
@@ -198,7 +204,8 @@ def ensure_environment(root: Path, out: TextIO) -> None:
         progress,
         log,
         total_prefixes=("Collecting ", "Requirement already satisfied: "),
-        note_prefixes=("Downloading ", "Installing collected packages"),
+        note_prefixes=("Installing collected packages",),
+        passing_prefixes=("Downloading ", "Using cached "),
     )
     _check_pip(status, lines, log)
     progress.note("outrider itself")
@@ -264,11 +271,14 @@ def install_debian_packages(packages: Sequence[str], purpose: str, out: TextIO) 
     log = ROOT / ".venv" / LOG
     log.parent.mkdir(exist_ok=True)
     progress = Progress(out, f"Installing {' '.join(packages)}", 0)
-    shown = ("Get:", "Unpacking ", "Setting up ")
+    shown = ("Unpacking ", "Setting up ")
+    passing = ("Get:", "Hit:", "Selecting ", "Preparing ")
     # A failed refresh is no reason to stop: the lists that are here may be good enough.
-    run_quietly([*apt, "update"], progress, log, note_prefixes=shown)
+    run_quietly([*apt, "update"], progress, log, passing_prefixes=passing)
     install = [*apt, "install", "-y", "--no-install-recommends", *packages]
-    status, lines = run_quietly(install, progress, log, note_prefixes=shown)
+    status, lines = run_quietly(
+        install, progress, log, note_prefixes=shown, passing_prefixes=passing
+    )
     if status != 0:
         errors = [line for line in lines if line.startswith("E:")] or ["E: no reason given"]
         raise SetupError(f"apt-get failed ({errors[-1][2:].strip()}); run once: {by_hand}")
