@@ -1,0 +1,99 @@
+"""The command line's parser and the options that several commands share."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Final, NoReturn
+
+from coordinator.cli.errors import UserError
+
+URL_ENV: Final = "OUTRIDER_COORDINATOR"
+TOKEN_FILE_ENV: Final = "OUTRIDER_TOKEN_FILE"  # noqa: S105 - the name of a variable
+DEFAULT_PORT: Final = 8081
+DEFAULT_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one-line errors and no guessing of abbreviated options."""
+
+    def __init__(self, prog: str, description: str, **options: object) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage first."""
+        raise UserError(f"{message} (`{self.prog} --help` lists what it takes)")
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add which coordinator to ask, and as whom."""
+    parser.add_argument(
+        "--coordinator",
+        metavar="URL",
+        default=os.environ.get(URL_ENV, DEFAULT_URL),
+        help=f"coordinator to ask (default: ${URL_ENV} or {DEFAULT_URL})",
+    )
+    add_token_file(parser)
+
+
+def add_token_file(parser: argparse.ArgumentParser) -> None:
+    """Add the file that holds the bearer token."""
+    default = os.environ.get(TOKEN_FILE_ENV)
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        default=None if default is None else Path(default),
+        help=f"file with the coordinator's bearer token (default: ${TOKEN_FILE_ENV})",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of JSON instead of tables."""
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def read_token(path: Path | None) -> str | None:
+    """Return the token in ``path``.  Raises `UserError`."""
+    if path is None:
+        return None
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"--token-file {path} cannot be read: {why}") from error
+    if not token or not token.isascii() or len(token.split()) != 1:
+        raise UserError(f"--token-file {path} must hold one word of ASCII characters, the token")
+    return token
+
+
+def positive(text: str) -> int:
+    """Return a number from 1 on."""
+    return _number(text, 1, 1_000_000, "a number from 1 on")
+
+
+def port(text: str) -> int:
+    """Return a port; 0 means any free one."""
+    return _number(text, 0, 65_535, "a port from 0 (any free one) to 65535")
+
+
+def seconds(text: str) -> float:
+    """Return a duration that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _number(text: str, least: int, most: int, what: str) -> int:
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    return int(text)

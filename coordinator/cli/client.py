@@ -1,0 +1,102 @@
+"""Asks a coordinator over HTTP and turns every way it can fail into one sentence."""
+
+import argparse
+import http.client
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from coordinator.cli.arguments import TOKEN_FILE_ENV, URL_ENV, read_token
+from coordinator.cli.errors import UNREACHABLE, UserError
+from coordinator.wording import one_line
+
+ANSWER_TIMEOUT_S: Final = 10.0
+"""The coordinator answers from memory or from one small file."""
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""Largest answer that is read: the nodes of a fleet of thousands."""
+
+_open: Final = build_opener(ProxyHandler({})).open
+"""Without a proxy: the coordinator is a neighbour, whatever the environment says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One coordinator's operator API."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Client":
+        """Return the client that the command line asks for.  Raises `UserError`."""
+        url: str = args.coordinator.rstrip("/")
+        if not _is_http(url):
+            raise UserError(
+                f"--coordinator {url!r} is no URL; give one like http://HOST:8081 (or set"
+                f" ${URL_ENV})"
+            )
+        return cls(url=url, token=read_token(args.token_file))
+
+    def get(self, *path: str, **query: str | int) -> Any:
+        """Return the JSON at ``path``.  Raises `UserError`."""
+        tail = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
+        address = self._address(path) + (f"?{tail}" if tail else "")
+        return self._ask(Request(address))  # noqa: S310 - `of` admits http and https only
+
+    def post(self, *path: str, **body: str) -> Any:
+        """Send ``body`` to ``path`` and return the JSON answer.  Raises `UserError`."""
+        data = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        address = self._address(path)
+        return self._ask(Request(address, data=data, headers=headers))  # noqa: S310 - as above
+
+    def _address(self, path: tuple[str, ...]) -> str:
+        return "/".join([self.url, *(quote(part, safe="") for part in path)])
+
+    def _ask(self, request: Request) -> Any:
+        if self.token is not None:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        try:
+            with _open(request, timeout=ANSWER_TIMEOUT_S) as answer:
+                data = answer.read(ANSWER_BYTES_MAX + 1)
+        except HTTPError as error:
+            raise self._refused(error) from error
+        except URLError as error:
+            why = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
+            raise self._unreachable(why or error.reason) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(str(error) or type(error).__name__) from error
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise self._unreachable("what answers there is no coordinator") from error
+
+    def _refused(self, error: HTTPError) -> UserError:
+        if error.code == http.client.UNAUTHORIZED:
+            return UserError(
+                f"the coordinator at {self.url} wants a bearer token; give --token-file (or set"
+                f" ${TOKEN_FILE_ENV})"
+            )
+        try:
+            reason = json.loads(error.read(ANSWER_BYTES_MAX))["error"]
+        except (ValueError, KeyError, TypeError, OSError):
+            return self._unreachable(f"it answered {error.code}, which no coordinator does")
+        return UserError(one_line(str(reason)))
+
+    def _unreachable(self, why: object) -> UserError:
+        return UserError(
+            f"cannot reach a coordinator at {self.url} ({one_line(str(why))}); start one, or name"
+            f" it with --coordinator or ${URL_ENV}",
+            UNREACHABLE,
+        )
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

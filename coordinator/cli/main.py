@@ -1,0 +1,86 @@
+"""The ``outrider`` command: finds the sub-command, words its errors.
+
+Sub-commands are imported when they are asked for, so that ``outrider --help`` answers at once.
+"""
+
+import importlib
+import os
+import sys
+from argparse import SUPPRESS
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
+
+from coordinator.cli.arguments import Parser
+from coordinator.cli.errors import INTERRUPTED, USAGE, UserError
+
+COMMANDS: Final = MappingProxyType(
+    {
+        "run": ("coordinator.cli.run", "launch this node's workers, shaped like torchrun"),
+        "sidecar": ("coordinator.cli.sidecar", "launch this node's workers from a file"),
+        "coordinator": ("coordinator.cli.coordinator", "serve one job's coordinator"),
+        "status": ("coordinator.cli.status", "show the job and its nodes"),
+        "incidents": ("coordinator.cli.incidents", "list what stopped the job so far"),
+        "explain": ("coordinator.cli.explain", "tell one incident from trigger to first step"),
+        "wait": ("coordinator.cli.wait", "wait until the job runs or has ended"),
+        "restart": ("coordinator.cli.orders", "restart the job's processes"),
+        "stop": ("coordinator.cli.orders", "end the job for good"),
+        "exclude": ("coordinator.cli.orders", "give a node no rank any more"),
+        "demo": ("coordinator.cli.demo", "break a small training run and watch it recover"),
+    }
+)
+DESCRIPTION: Final = """\
+Fault localization and recovery beside distributed training: finds which rank broke a job and
+why, stops everyone in seconds, and resumes from a checkpoint that can be trusted."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(given)
+    except UserError as error:
+        text = " ".join(str(error).split())
+        sys.stderr.write(f"outrider: error: {text}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as finished:  # argparse after --help or --version
+        return finished.code if isinstance(finished.code, int) else USAGE
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv and argv[0] in COMMANDS:
+        name = argv[0]
+        module_name, summary = COMMANDS[name]
+        module = importlib.import_module(module_name)
+        parser = Parser(f"outrider {name}", f"{summary[0].upper()}{summary[1:]}.")
+        parser.set_defaults(command=name)
+        module.add_arguments(parser)
+        status: int = module.run(parser.parse_args(argv[1:]))
+        return status
+    parser = _overview()
+    if parser.parse_args(argv).version:
+        version = importlib.import_module("coordinator.version").version()
+        sys.stdout.write(f"outrider {version}\n")
+    else:
+        parser.print_help()
+    return 0
+
+
+def _overview() -> Parser:
+    lines = [f"  {name:<13}{summary}" for name, (_, summary) in COMMANDS.items()]
+    parser = Parser(
+        "outrider",
+        DESCRIPTION,
+        usage="outrider COMMAND ...",
+        epilog="\n".join(
+            ["commands:", *lines, "", "`outrider COMMAND --help` tells more about each."]
+        ),
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), help=SUPPRESS)
+    return parser
