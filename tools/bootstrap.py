@@ -149,7 +149,7 @@ def run_quietly(
                     progress.advance(_subject(text))
                 elif text.startswith((*note_prefixes, *passing_prefixes)):
                     passing = text.startswith(passing_prefixes)
-                    progress.note(text[:NOTE_CHARS_MAX], passing=passing)
+                    progress.note(text.partition(": ")[0][:NOTE_CHARS_MAX], passing=passing)
     except BaseException:
         process.terminate()
         raise
@@ -166,8 +166,9 @@ def _pump(stream: TextIO, lines: "queue.Queue[str | None]") -> None:
 
 def _subject(line: str) -> str:
     """``Collecting aiohttp==3.14.5 (from -r ...)`` is about ``aiohttp==3.14.5``."""
-    words = line.removeprefix("Requirement already satisfied:").removeprefix("Collecting").split()
-    return words[0] if words else line
+    for opening in ("Requirement already satisfied: ", "Collecting ", "Processing "):
+        line = line.removeprefix(opening)
+    return line.split()[0].rpartition("/")[2] if line else line
 
 
 def pins(lock: str) -> list[str]:
@@ -203,7 +204,7 @@ def ensure_environment(root: Path, out: TextIO) -> None:
         [*install, "-r", LOCK],
         progress,
         log,
-        total_prefixes=("Collecting ", "Requirement already satisfied: "),
+        total_prefixes=("Collecting ", "Processing ", "Requirement already satisfied: "),
         note_prefixes=("Installing collected packages",),
         passing_prefixes=("Downloading ", "Using cached "),
     )
