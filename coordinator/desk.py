@@ -1,0 +1,163 @@
+"""What the phases of a job work with: what is known, what was sent, and how to note changes.
+
+No phase logic stands here.  `coordinator.job` fills it from events, `coordinator.passes` reads it
+and goes on from where the job is.
+"""
+
+from typing import Final
+
+from coordinator import own_faults
+from coordinator.checkpoint_choice import CheckpointLedger
+from coordinator.events import Effect, Finished, Send
+from coordinator.incidents import IncidentPhase, NodeFault
+from coordinator.journal_format import DurableState
+from coordinator.localization import Round
+from coordinator.membership import Membership, NodeView
+from coordinator.memory import Memory
+from coordinator.phases import JobPhase
+from coordinator.picture import furthest_step
+from coordinator.settings import JobSettings
+from scout.clock import SECOND, Duration, Instant, after, seconds
+from sidecar.api import AgentState, Command, FaultReport
+
+RESEND_AFTER: Final = Duration(1 * SECOND)
+"""A command whose effect has not been seen is sent again after this time."""
+
+
+class Desk:
+    """The working state of one job's coordinator."""
+
+    def __init__(
+        self, settings: JobSettings, state: DurableState, wall_offset_ns: int, now: Instant
+    ) -> None:
+        self.settings = settings
+        self.memory = Memory(state)
+        self.members = Membership(
+            job=settings.job,
+            nproc_per_node=settings.nproc_per_node,
+            lease_ns=seconds(settings.lease_s),
+        )
+        for node, reason in state.excluded.items():
+            self.members.exclude(node, reason)
+        self.members.expect(state.world, now)
+        self.ledger = CheckpointLedger.restored(state.complete_checkpoints, state.generation)
+        self.round: Round | None = None
+        self.stepped = bool(state.complete_checkpoints)
+        self.stall_retry_at = now
+        self.not_before = now
+        self.phase_since = now
+        self.waiting_for = ""
+        self._wall_offset_ns = wall_offset_ns
+        self._sent: dict[str, Instant] = {}
+        self._rounds = 0
+        if state.phase is JobPhase.LOCALIZING:
+            self.round = self._new_round(now, stall_only=False)
+
+    @property
+    def state(self) -> DurableState:
+        """The durable state."""
+        return self.memory.state
+
+    def wall(self, now: Instant) -> int:
+        """Return ``now`` as wall clock nanoseconds since the epoch."""
+        return now + self._wall_offset_ns
+
+    # --- faults and incidents ---------------------------------------------------------------
+
+    def fault(self, node: str, report: FaultReport, now: Instant) -> None:
+        """Take a fault into the open incident, or open one."""
+        fault = NodeFault(node=node, at_ns=self.wall(now) - report.age_ns, report=report)
+        phase = self.state.phase
+        if phase in (JobPhase.STARTING, JobPhase.RUNNING):
+            self.open_incident(report.message, (fault,), fault.at_ns, now)
+        elif phase in (JobPhase.LOCALIZING, JobPhase.STOPPING):
+            added = self.memory.add_fault(fault)
+            if added and self.round is not None:
+                self.round.stall_only = False
+
+    def lost(self, node: str, why: str, now: Instant) -> None:
+        """Take the loss of a node as a fault."""
+        self.fault(node, own_faults.node_lost(node, why), now)
+
+    def open_incident(
+        self, trigger: str, faults: tuple[NodeFault, ...], fault_at_ns: int, now: Instant
+    ) -> None:
+        """Open an incident and begin to look at every rank."""
+        self.memory.open(trigger, faults, fault_at_ns, furthest_step(self.state, self.members))
+        self.stamp(IncidentPhase.DETECTED, now)
+        self.round = self._new_round(now, stall_only=not faults)
+        self.enter(JobPhase.LOCALIZING, now)
+
+    def stamp(self, phase: IncidentPhase, now: Instant) -> None:
+        """Note that the open incident reached ``phase``."""
+        self.memory.stamp(phase, self.wall(now))
+
+    def exclude(self, node: str, reason: str) -> None:
+        """Give ``node`` no rank from now on."""
+        self.members.exclude(node, reason)
+        self.memory.exclude(node, reason)
+
+    def _new_round(self, now: Instant, *, stall_only: bool) -> Round:
+        self._rounds += 1
+        return Round(
+            id=self._rounds,
+            settle_until=after(now, seconds(self.settings.settle_s)),
+            deadline=after(now, seconds(self.settings.inspect_timeout_s)),
+            stall_only=stall_only,
+        )
+
+    # --- phases and commands ----------------------------------------------------------------
+
+    def enter(self, phase: JobPhase, now: Instant) -> None:
+        """Go to ``phase``; every command of it is still to be sent."""
+        self.memory.enter(phase)
+        self._entered(now)
+
+    def end(self, phase: JobPhase, reason: str, now: Instant) -> list[Effect]:
+        """End the job."""
+        self.memory.over(phase, reason)
+        self._entered(now)
+        return [Finished(outcome=str(phase), reason=reason)]
+
+    def send(self, view: NodeView, command: Command, now: Instant) -> list[Effect]:
+        """Return the sending of this phase's command, unless it was sent a moment ago."""
+        assert view.link is not None, "a command needs a connection"
+        sent = self._sent.get(view.node)
+        if sent is not None and now < after(sent, RESEND_AFTER):
+            return []
+        self._sent[view.node] = now
+        return [Send(link=view.link, command=command)]
+
+    def send_again(self, node: str) -> None:
+        """Forget what was sent to ``node``: it has a new connection."""
+        self._sent.pop(node, None)
+
+    def _entered(self, now: Instant) -> None:
+        self.phase_since = now
+        self.waiting_for = ""
+        self._sent.clear()
+
+    # --- nodes ------------------------------------------------------------------------------
+
+    def world(self) -> list[NodeView]:
+        """Return the nodes that hold ranks, in the order of their group rank."""
+        views = (self.members.view(node) for node in self.state.world)
+        return [view for view in views if view is not None]
+
+    def gone(self, now: Instant) -> frozenset[str]:
+        """Return the nodes that count as lost."""
+        return frozenset(view.node for view in self.members.lost(now))
+
+
+def is_ready(view: NodeView) -> bool:
+    """Return True when a start sent to this node now would be obeyed."""
+    status = view.status
+    return status is not None and status.state is AgentState.READY and status.rendezvous_port > 0
+
+
+def is_idle(view: NodeView) -> bool:
+    """Return True when no worker runs on this node: never started, or stopped since."""
+    status = view.status
+    return status is not None and (
+        status.generation == 0 or status.generation <= status.stopped_generation
+    )

@@ -1,0 +1,185 @@
+"""The job's brain: one pass over what is, towards what should be.
+
+Every event first updates what is known (who is connected, what they said, which faults and
+checkpoints were told); then the present phase is looked at once more and does what is missing
+(`coordinator.passes`).  Commands are sent again until their effect is seen, so any message may be
+lost or doubled.  What a restarted coordinator must remember is persisted before the command that
+depends on it leaves.  Who is guilty, how deep to restart, from which checkpoint and with which
+ranks is decided by pure modules of their own.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from coordinator import own_faults, recovery
+from coordinator.desk import Desk
+from coordinator.events import (
+    Accept,
+    Dismiss,
+    Effect,
+    Event,
+    LinkClosed,
+    LinkOpened,
+    LinkSpoke,
+    OperatorAsked,
+    Say,
+)
+from coordinator.journal_format import DurableState
+from coordinator.membership import NodeView, Rejected
+from coordinator.passes import go_on
+from coordinator.phases import JobPhase
+from coordinator.picture import furthest_step, picture
+from coordinator.settings import JobSettings
+from coordinator.view import JobView
+from scout.clock import SECOND, Duration, Instant, after
+from sidecar.api import FaultKind, FaultReport, ProgressReport, StatusReport
+
+LOOK_AGAIN_AFTER: Final = Duration(1 * SECOND)
+"""Longest time between two looks at the whole, whatever happens."""
+
+
+class JobCore:
+    """One job's decisions.  Drive it with `sidecar.drive`.
+
+    ``state`` is fresh or comes from the journal; ``wall_offset_ns`` turns an `Instant` into wall
+    clock nanoseconds, because incidents are read by people.
+    """
+
+    def __init__(
+        self, settings: JobSettings, state: DurableState, wall_offset_ns: int, now: Instant
+    ) -> None:
+        self._desk = Desk(settings, state, wall_offset_ns, now)
+        self._looked_at = now
+        self._seen: dict[tuple[str, str], int] = {}
+
+    @property
+    def state(self) -> DurableState:
+        """The durable state."""
+        return self._desk.state
+
+    # --- the core's contract ----------------------------------------------------------------
+
+    def handle(self, event: Event, now: Instant) -> Sequence[Effect]:
+        """Take one event, return the effects it asks for, in order."""
+        effects = self._take(event, now)
+        return self._go_on(effects, now)
+
+    def handle_timer(self, now: Instant) -> Sequence[Effect]:
+        """Take the passing of time."""
+        return self._go_on([], now)
+
+    def next_deadline(self) -> Instant | None:
+        """Return when `handle_timer` wants to be called next."""
+        desk, looked_at = self._desk, self._looked_at
+        due = [after(looked_at, LOOK_AGAIN_AFTER)]
+        if desk.round is not None:
+            due.append(desk.round.next_deadline(looked_at))
+        if desk.not_before > looked_at:
+            due.append(desk.not_before)
+        if not desk.state.phase.terminal and (lease := desk.members.next_deadline()) is not None:
+            due.append(lease)
+        return min(due)
+
+    def view(self, now: Instant) -> JobView:
+        """Return what the job looks like from outside."""
+        desk = self._desk
+        return picture(
+            desk.settings,
+            desk.state,
+            desk.members,
+            step=furthest_step(desk.state, desk.members),
+            phase_since=desk.phase_since,
+            waiting_for=desk.waiting_for,
+            now_ns=desk.wall(now),
+            now=now,
+        )
+
+    def _go_on(self, effects: list[Effect], now: Instant) -> Sequence[Effect]:
+        self._looked_at = now
+        return self._desk.memory.remembered([*effects, *go_on(self._desk, now)])
+
+    # --- taking in what happened ------------------------------------------------------------
+
+    def _take(self, event: Event, now: Instant) -> list[Effect]:
+        match event:
+            case LinkOpened():
+                return self._opened(event, now)
+            case LinkClosed():
+                self._desk.members.close(event.link, now)
+                return []
+            case LinkSpoke(link=link, message=StatusReport() as report):
+                return self._told(link, report, now)
+            case LinkSpoke(link=link, message=ProgressReport() as report):
+                self._desk.members.heard(link, now)
+                if self._desk.round is not None:
+                    self._desk.round.take(report)
+                return []
+            case LinkSpoke():
+                return []
+            case OperatorAsked():
+                return self._asked(event, now)
+
+    def _opened(self, event: LinkOpened, now: Instant) -> list[Effect]:
+        desk, node = self._desk, event.hello.node
+        admission = desk.members.open(event.link, event.hello, now)
+        if isinstance(admission, Rejected):
+            return [Dismiss(link=event.link, reason=admission.reason, retry=admission.retry)]
+        effects: list[Effect] = [Accept(link=event.link)]
+        if admission.replaced is not None:
+            reason = f"a newer connection speaks for {node}"
+            effects.append(Dismiss(link=admission.replaced, reason=reason, retry=False))
+        if admission.restarted and node in desk.state.world:
+            desk.lost(node, own_faults.SIDECAR_RESTARTED, now)
+        desk.send_again(node)
+        if desk.round is not None:
+            desk.round.asked.discard(node)
+        return effects
+
+    def _told(self, link: int, report: StatusReport, now: Instant) -> list[Effect]:
+        desk = self._desk
+        view = desk.members.status(link, report, now)
+        if not isinstance(view, NodeView):
+            return [Say(level="WARNING", text=view.reason)]
+        for item in report.checkpoints:
+            desk.ledger.confirm(
+                item.prefix, item.step, item.ranks, item.paths, generation=report.generation
+            )
+        if desk.ledger.complete(desk.settings.world_size):
+            desk.memory.checkpoints_complete(desk.ledger.pointers())
+        if report.generation == desk.state.generation:
+            desk.stepped |= any(rank.step is not None for rank in report.ranks)
+        key = (view.node, report.incarnation)
+        known = self._seen.get(key, 0)
+        fresh = [fault for fault in report.faults if fault.fault_id > known]
+        self._seen[key] = max((fault.fault_id for fault in fresh), default=known)
+        effects: list[Effect] = []
+        for fault in fresh:
+            effects += self._fault_told(view.node, fault, report.generation, now)
+        return effects
+
+    def _fault_told(
+        self, node: str, fault: FaultReport, generation: int, now: Instant
+    ) -> list[Effect]:
+        desk = self._desk
+        hardware = fault.kind is FaultKind.GPU_FATAL
+        inside = node in desk.state.world
+        if inside and (hardware or generation == desk.state.generation):
+            desk.fault(node, fault, now)
+        if hardware and (not inside or desk.state.phase is JobPhase.WAITING):
+            desk.exclude(node, fault.message)
+            return [Say(level="WARNING", text=f"{node} is left out: {fault.message}")]
+        return []
+
+    def _asked(self, event: OperatorAsked, now: Instant) -> list[Effect]:
+        desk, node = self._desk, event.node or ""
+        text = f"{event.who} asked to {event.action}: {event.why}"
+        said = Say(level="WARNING", text=text)
+        waiting = desk.state.phase is JobPhase.WAITING
+        outside = waiting or node not in desk.state.world
+        if event.action == recovery.OperatorAction.EXCLUDE and outside:
+            desk.exclude(node, text)
+        elif event.action == recovery.OperatorAction.STOP and waiting:
+            return [said, *desk.end(JobPhase.FAILED, text, now)]
+        else:
+            desk.fault(node, own_faults.operator_asked(event.action, text), now)
+        return [said]

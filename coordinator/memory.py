@@ -1,0 +1,152 @@
+"""The job's durable state, and every way it may change.
+
+Whatever a restarted coordinator must know passes through here, so nothing can change without
+being persisted, and always before the effects of the same pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from coordinator.events import Effect, Persist
+from coordinator.incidents import Incident, IncidentPhase, NodeFault, Outcome
+from coordinator.journal_format import DurableState
+from coordinator.phases import JobPhase, advance
+from sidecar.api import CheckpointPointer
+
+FAULTS_PER_INCIDENT_MAX: Final = 256
+"""Reports kept of one incident; the first ones convict."""
+
+
+class Memory:
+    """One job's durable state.  ``state`` may be read; it changes by the methods only."""
+
+    def __init__(self, state: DurableState) -> None:
+        self.state = state
+        self._dirty = state.generation == 0
+        self._closed: list[Incident] = []
+
+    @property
+    def phase(self) -> JobPhase:
+        """The job's phase."""
+        return self.state.phase
+
+    @property
+    def incident(self) -> Incident | None:
+        """The open incident."""
+        return self.state.open_incident
+
+    def change(self, state: DurableState) -> None:
+        """Replace the whole state."""
+        self.state = state
+        self._dirty = True
+
+    def enter(self, phase: JobPhase) -> None:
+        """Go to ``phase``, which must be allowed to follow."""
+        self.change(replace(self.state, phase=advance(self.state.phase, phase)))
+
+    def world_given(self, world: tuple[str, ...]) -> None:
+        """Begin the next generation with these nodes."""
+        changed = world != self.state.world
+        self.change(
+            replace(
+                self.state,
+                generation=self.state.generation + 1,
+                topology_version=self.state.topology_version + changed,
+                world=world,
+            )
+        )
+
+    def generation_seen(self, generation: int) -> None:
+        """Never go back behind a generation that some node has obeyed."""
+        if generation > self.state.generation:
+            self.change(replace(self.state, generation=generation))
+
+    def exclude(self, node: str, reason: str) -> None:
+        """Give ``node`` no rank from now on."""
+        self.change(replace(self.state, excluded={**self.state.excluded, node: reason}))
+
+    def checkpoints_complete(self, pointers: tuple[CheckpointPointer, ...]) -> None:
+        """Remember what every rank confirmed."""
+        self.change(replace(self.state, complete_checkpoints=pointers))
+
+    def over(self, phase: JobPhase, reason: str) -> None:
+        """End the job and its open incident."""
+        self.close(Outcome.FAILED if phase is JobPhase.FAILED else Outcome.RECOVERED)
+        self.change(replace(self.state, outcome_reason=reason))
+        self.enter(phase)
+
+    # --- the open incident ------------------------------------------------------------------
+
+    def open(
+        self, trigger: str, faults: tuple[NodeFault, ...], fault_at_ns: int, step: int | None
+    ) -> None:
+        """Open an incident; one that was still open is superseded by it."""
+        self.close(Outcome.SUPERSEDED)
+        incident = Incident(
+            id=f"{self.state.job}-{self.state.next_incident:04d}",
+            job=self.state.job,
+            generation=self.state.generation,
+            topology_version=self.state.topology_version,
+            trigger=trigger,
+            world=self.state.world,
+            faults=faults,
+            steps_at_fault=step,
+        ).reached(IncidentPhase.FAULT, fault_at_ns)
+        number = self.state.next_incident + 1
+        self.change(replace(self.state, open_incident=incident, next_incident=number))
+
+    def amend(self, incident: Incident) -> None:
+        """Replace the open incident by what is known of it now."""
+        self.change(replace(self.state, open_incident=incident))
+
+    def add_fault(self, fault: NodeFault) -> bool:
+        """Add a report to the open incident.  Returns False when it is there or there is no room.
+
+        Reports of a node are known by their number; those the coordinator made itself (number 0)
+        by node and kind.
+        """
+        incident = self.state.open_incident
+        if incident is None or len(incident.faults) >= FAULTS_PER_INCIDENT_MAX:
+            return False
+        if any(_same(fault, known) for known in incident.faults):
+            return False
+        self.amend(replace(incident, faults=(*incident.faults, fault)))
+        return True
+
+    def stamp(self, phase: IncidentPhase, at_ns: int) -> None:
+        """Note that the open incident reached ``phase``."""
+        if self.state.open_incident is not None:
+            self.amend(self.state.open_incident.reached(phase, at_ns))
+
+    def close(self, outcome: Outcome) -> None:
+        """Close the open incident, if there is one."""
+        incident = self.state.open_incident
+        if incident is not None:
+            self._closed.append(replace(incident, outcome=outcome))
+            self.change(replace(self.state, open_incident=None))
+
+    def drop_incident(self) -> None:
+        """Forget the open incident: nothing had happened after all."""
+        self.change(
+            replace(self.state, open_incident=None, next_incident=self.state.next_incident - 1)
+        )
+
+    # --- persistence ------------------------------------------------------------------------
+
+    def remembered(self, effects: Sequence[Effect]) -> Sequence[Effect]:
+        """Put what must be durable before everything else that is done."""
+        if not self._dirty:
+            return effects
+        closed, self._closed, self._dirty = self._closed, [], False
+        stored = [Persist(state=self.state, incident=incident) for incident in closed]
+        last = Persist(state=self.state, incident=self.state.open_incident)
+        return [*stored, last, *effects]
+
+
+def _same(fault: NodeFault, known: NodeFault) -> bool:
+    if fault.node != known.node:
+        return False
+    if fault.report.fault_id:
+        return fault.report.fault_id == known.report.fault_id
+    return not known.report.fault_id and fault.report.kind is known.report.kind

@@ -1,0 +1,36 @@
+"""Faults that no node can report of itself: the coordinator's own findings, as reports."""
+
+from collections.abc import Sequence
+
+from scout.clock import SECOND
+from sidecar.api import FaultKind, FaultReport, RankStatus, Scope
+
+SIDECAR_RESTARTED = "its sidecar was restarted, and its workers ended with it"
+LEASE_EXPIRED = "its sidecar has been silent for a whole lease"
+
+
+def node_lost(node: str, why: str) -> FaultReport:
+    """A node is gone, with whatever ran on it."""
+    return _own(FaultKind.NODE_LOST, Scope.NODE, "NodeLost", f"{node} is lost: {why}")
+
+
+def startup_timeout(silent: int, limit_s: float) -> FaultReport:
+    """Ranks started and never completed a step."""
+    message = f"{silent} ranks made no first step in {limit_s:g} s"
+    return _own(FaultKind.STARTUP_TIMEOUT, Scope.JOB, "StartupTimeout", message)
+
+
+def operator_asked(action: str, text: str) -> FaultReport:
+    """A person wants the job stopped, restarted or moved."""
+    return _own(FaultKind.OPERATOR, Scope.JOB, action, text)
+
+
+def stall_text(stalled: Sequence[RankStatus]) -> tuple[str, int]:
+    """Return the sentence for ranks without progress, and their longest silence (ns)."""
+    oldest = max(rank.progress_age_ns or 0 for rank in stalled)
+    noun = "rank" if len(stalled) == 1 else "ranks"
+    return f"{len(stalled)} {noun} made no progress for {oldest / SECOND:.1f} s", oldest
+
+
+def _own(kind: FaultKind, scope: Scope, reason: str, message: str) -> FaultReport:
+    return FaultReport(fault_id=0, kind=kind, scope=scope, reason=reason, message=message, age_ns=0)

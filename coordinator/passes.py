@@ -1,0 +1,304 @@
+"""One pass a phase: compare what is with what should be, and do what is missing.
+
+A pass may run any number of times and asks for the same things again until it sees them done.
+It returns effects in order; going to another phase makes the next pass run at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from coordinator import culprit, own_faults, recovery
+from coordinator.desk import Desk, is_idle, is_ready
+from coordinator.events import Effect, Say
+from coordinator.incidents import Finding, IncidentPhase, Outcome
+from coordinator.membership import NodeView
+from coordinator.phases import JobPhase
+from coordinator.picture import hang_confirmed
+from coordinator.rank_assignment import Assignment, NotPossible, assign
+from scout.clock import SECOND, Duration, Instant, after, seconds, since
+from sidecar.api import AgentState, Inspect, Shutdown, StatusReport, Stop
+from worker_shim.messages import RestartMode
+
+SURVIVORS_WAIT: Final = Duration(5 * SECOND)
+"""How long a connected node that held a rank may take to become ready before it is replaced."""
+SPARES_HELD_BACK: Final = Duration(30 * SECOND)
+"""At the first start spares are kept for faults; after this wait they may fill a gap."""
+STALL_RETRY: Final = Duration(1 * SECOND)
+"""Pause between two judgements of a stall that convicted nobody."""
+
+
+def go_on(desk: Desk, now: Instant) -> list[Effect]:
+    """Run the present phase's pass, and the following ones as far as the job gets at once."""
+    effects: list[Effect] = []
+    _note_losses(desk, now)
+    for _ in JobPhase:
+        phase = desk.state.phase
+        effects += _PASSES[phase](desk, now)
+        if desk.state.phase is phase:
+            break
+    return effects
+
+
+def _note_losses(desk: Desk, now: Instant) -> None:
+    if desk.state.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.LOCALIZING):
+        gone = desk.gone(now)
+        for node in desk.state.world:
+            if node in gone:
+                desk.lost(node, own_faults.LEASE_EXPIRED, now)
+
+
+# --- waiting for nodes, starting them -------------------------------------------------------
+
+
+def _waiting(desk: Desk, now: Instant) -> list[Effect]:
+    stops = _stop_strays(desk, now)
+    if now < desk.not_before:
+        desk.waiting_for = "the back-off between two restarts"
+        return stops
+    busy = [
+        view.node
+        for view in desk.world()
+        if view.link is not None and view.excluded is None and not is_ready(view)
+    ]
+    waited = since(desk.phase_since, now)
+    if busy and waited < SURVIVORS_WAIT:
+        desk.waiting_for = f"{', '.join(busy)} to become ready"
+        return stops
+    given = _assign(desk, hold_spares=not desk.state.world and waited < SPARES_HELD_BACK, now=now)
+    if isinstance(given, Assignment):
+        _begin_generation(desk, given, now)
+        return stops
+    desk.waiting_for = given.reason
+    if waited >= seconds(desk.settings.wait_for_nodes_s):
+        return [*stops, *desk.end(JobPhase.FAILED, given.reason, now)]
+    return stops
+
+
+def _assign(desk: Desk, *, hold_spares: bool, now: Instant) -> Assignment | NotPossible:
+    ready = [view for view in desk.members.usable(now) if is_ready(view)]
+    return assign(
+        desk.state.world,
+        [view.node for view in ready if not view.spare],
+        [] if hold_spares else [view.node for view in ready if view.spare],
+        desk.settings.nnodes,
+        unusable=desk.state.excluded,
+    )
+
+
+def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
+    incident = desk.memory.incident
+    if incident is None:
+        choices = desk.ledger.choose(desk.settings.world_size)
+        chosen = recovery.pointers(choices)
+        desk.memory.change(replace(desk.state, chosen_checkpoints=chosen))
+    else:
+        choices = incident.checkpoints
+        desk.memory.amend(replace(incident, moves=given.moves))
+        desk.stamp(IncidentPhase.ASSIGNED, now)
+    desk.memory.world_given(given.world)
+    desk.ledger.begin(desk.state.generation, choices)
+    desk.enter(JobPhase.STARTING, now)
+
+
+def _starting(desk: Desk, now: Instant) -> list[Effect]:
+    effects: list[Effect] = []
+    started = 0
+    for view in desk.world():
+        if view.link is None or view.status is None:
+            continue
+        if view.status.generation == desk.state.generation:
+            started += 1
+        elif is_ready(view):
+            effects += _start(desk, view, now)
+        elif not is_idle(view):
+            effects += _stop(desk, view, view.status.generation, now)
+    if started == desk.settings.nnodes:
+        desk.stamp(IncidentPhase.STARTED, now)
+        desk.enter(JobPhase.RUNNING, now)
+    return effects
+
+
+def _start(desk: Desk, view: NodeView, now: Instant) -> list[Effect]:
+    world = desk.world()
+    hellos = {item.node: item.hello for item in world if item.hello is not None}
+    statuses = {item.node: item.status for item in world if item.status is not None}
+    if len(hellos) < desk.settings.nnodes or desk.state.world[0] not in statuses:
+        return []  # a restarted coordinator does not know every node's address yet
+    starts = recovery.start_commands(desk.settings, desk.state, hellos, statuses)
+    return desk.send(view, starts[view.node], now)
+
+
+# --- running, and looking for the culprit ---------------------------------------------------
+
+
+def _running(desk: Desk, now: Instant) -> list[Effect]:
+    statuses = [view.status for view in desk.world() if view.status is not None]
+    if len(statuses) < desk.settings.nnodes:
+        return []  # a restarted coordinator waits for its nodes to dial in
+    for status in statuses:
+        if status.generation != desk.state.generation:
+            desk.lost(status.node, own_faults.SIDECAR_RESTARTED, now)
+            return []
+    if all(status.state is AgentState.COMPLETED for status in statuses):
+        return desk.end(JobPhase.COMPLETED, "every worker ended with exit status 0", now)
+    steps = [rank.step for status in statuses for rank in status.ranks]
+    if not desk.stepped or all(step is not None for step in steps):
+        desk.stamp(IncidentPhase.FIRST_STEP, now)
+        desk.memory.close(Outcome.RECOVERED)
+    if None in steps:
+        _watch_start(desk, steps.count(None), now)
+    else:
+        _watch_stall(desk, statuses, now)
+    return []
+
+
+def _watch_start(desk: Desk, silent: int, now: Instant) -> None:
+    limit_s = desk.settings.startup_deadline_s
+    if limit_s is not None and since(desk.phase_since, now) >= seconds(limit_s):
+        report = own_faults.startup_timeout(silent, limit_s)
+        desk.fault(desk.state.world[0], report, now)
+
+
+def _watch_stall(desk: Desk, statuses: list[StatusReport], now: Instant) -> None:
+    stalled = [rank for status in statuses for rank in status.ranks if rank.stalled]
+    if stalled and now >= desk.stall_retry_at:
+        trigger, silence_ns = own_faults.stall_text(stalled)
+        desk.open_incident(trigger, (), desk.wall(now) - silence_ns, now)
+
+
+def _localizing(desk: Desk, now: Instant) -> list[Effect]:
+    asked, incident = desk.round, desk.memory.incident
+    assert asked is not None, "localizing without a round"
+    assert incident is not None, "localizing without an incident"
+    connected = [view for view in desk.world() if view.link is not None]
+    effects: list[Effect] = []
+    for view in connected:
+        if view.node not in asked.asked:
+            asked.asked.add(view.node)
+            effects += desk.send(view, Inspect(round_id=asked.id), now)
+    if not asked.collected([view.node for view in connected], now):
+        return effects
+    stall_ns = seconds(desk.settings.stall_timeout_s)
+    snapshots = asked.snapshots()
+    finding = culprit.judge(
+        incident.faults, snapshots, incident.world, desk.settings.nproc_per_node, stall_ns
+    )
+    if not asked.settled(finding, now):
+        return effects
+    desk.round = None
+    if asked.stall_only and not hang_confirmed(finding, snapshots, stall_ns):
+        return [*effects, *_dismiss_stall(desk, finding, now)]
+    desk.memory.amend(
+        replace(incident, finding=finding, snapshots=snapshots, log_tails=asked.log_tails())
+    )
+    desk.stamp(IncidentPhase.LOCALIZED, now)
+    desk.enter(JobPhase.STOPPING, now)
+    return [*effects, Say(level="WARNING", text=f"stopping every node: {finding.why}")]
+
+
+def _dismiss_stall(desk: Desk, finding: Finding, now: Instant) -> list[Effect]:
+    desk.stall_retry_at = after(now, STALL_RETRY)
+    desk.memory.drop_incident()
+    desk.enter(JobPhase.RUNNING, now)
+    return [Say(level="INFO", text=f"progress paused, nobody convicted: {finding.why}")]
+
+
+# --- stopping, and deciding what follows ----------------------------------------------------
+
+
+def _stopping(desk: Desk, now: Instant) -> list[Effect]:
+    effects = _stop_strays(desk, now)
+    generation, gone, pending = desk.state.generation, desk.gone(now), []
+    for view in desk.world():
+        status = view.status
+        if view.node in gone or (status is not None and _acknowledged(status, generation)):
+            continue
+        pending.append(view.node)
+        if view.link is not None and status is not None:
+            effects += _stop(desk, view, generation, now)
+    if pending and since(desk.phase_since, now) < seconds(desk.settings.stop_timeout_s):
+        desk.waiting_for = f"{', '.join(pending)} to stop"
+        return effects
+    for node in pending:
+        desk.exclude(node, "it did not confirm the stop in time")
+    return [*effects, *_resolve(desk, now)]
+
+
+def _resolve(desk: Desk, now: Instant) -> list[Effect]:
+    desk.stamp(IncidentPhase.STOPPED, now)
+    incident = desk.memory.incident
+    assert incident is not None, "stopping without an incident"
+    resolution = recovery.resolve(
+        desk.settings,
+        desk.state,
+        incident,
+        desk.ledger,
+        stepped=desk.stepped,
+        now_ns=desk.wall(now),
+    )
+    desk.memory.change(replace(resolution.state, open_incident=resolution.incident))
+    for node, reason in desk.state.excluded.items():
+        desk.members.exclude(node, reason)
+    desk.stamp(IncidentPhase.DECIDED, now)
+    decision = resolution.decision
+    if decision.mode is None:
+        return desk.end(JobPhase.FAILED, decision.reason, now)
+    desk.not_before = after(now, seconds(decision.backoff_s))
+    desk.enter(JobPhase.WAITING, now)
+    return [Say(level="WARNING", text=decision.reason)]
+
+
+def _stop_strays(desk: Desk, now: Instant) -> list[Effect]:
+    """Stop every connected node that holds no rank and on which something may still run."""
+    effects: list[Effect] = []
+    waiting = desk.state.phase is JobPhase.WAITING
+    for view in desk.members.views():
+        inside = view.node in desk.state.world and not waiting
+        if inside or view.link is None or view.status is None or is_idle(view):
+            continue
+        desk.memory.generation_seen(view.status.generation)
+        effects += _stop(desk, view, desk.state.generation, now)
+    return effects
+
+
+def _stop(desk: Desk, view: NodeView, generation: int, now: Instant) -> list[Effect]:
+    incident = desk.memory.incident
+    stop = Stop(
+        generation=generation,
+        restart_mode=RestartMode.PROCESS,
+        reason=incident.trigger if incident else "it runs a generation that is over",
+        grace_s=desk.settings.stop_grace_s,
+    )
+    return desk.send(view, stop, now)
+
+
+def _acknowledged(status: StatusReport, generation: int) -> bool:
+    return status.stopped_generation >= generation and status.state is AgentState.READY
+
+
+# --- after the end --------------------------------------------------------------------------
+
+
+def _over(desk: Desk, now: Instant) -> list[Effect]:
+    failed = desk.state.phase is JobPhase.FAILED
+    shutdown = Shutdown(reason=desk.state.outcome_reason, exit_code=int(failed))
+    effects: list[Effect] = []
+    for view in desk.members.views():
+        if view.link is not None:
+            effects += desk.send(view, shutdown, now)
+    return effects
+
+
+_PASSES: Final[Mapping[JobPhase, Callable[[Desk, Instant], list[Effect]]]] = MappingProxyType(
+    {
+        JobPhase.WAITING: _waiting,
+        JobPhase.STARTING: _starting,
+        JobPhase.RUNNING: _running,
+        JobPhase.LOCALIZING: _localizing,
+        JobPhase.STOPPING: _stopping,
+        JobPhase.COMPLETED: _over,
+        JobPhase.FAILED: _over,
+    }
+)

@@ -1,0 +1,99 @@
+"""Reading the job's state for others: the outside view, the furthest step, and a hang's proof."""
+
+from collections.abc import Sequence
+
+from coordinator.escalation import OPERATOR_CAUSE
+from coordinator.incidents import Finding
+from coordinator.journal_format import DurableState
+from coordinator.membership import Membership, NodeView
+from coordinator.settings import JobSettings
+from coordinator.view import JobView, NodeStatus
+from scout.clock import SECOND, Instant, since
+from scout.hang import RankSnapshot
+
+
+def picture(
+    settings: JobSettings,
+    state: DurableState,
+    members: Membership,
+    *,
+    step: int | None,
+    phase_since: Instant,
+    waiting_for: str,
+    now_ns: int,
+    now: Instant,
+) -> JobView:
+    """Return the outside view of a job.  ``now_ns`` is the wall clock of ``now``."""
+    window_ns = round(settings.restart.window_s * SECOND)
+    spent = sum(
+        item.at_ns > now_ns - window_ns and item.cause != OPERATOR_CAUSE for item in state.restarts
+    )
+    return JobView(
+        job=settings.job,
+        phase=state.phase,
+        phase_age_s=since(phase_since, now) / SECOND,
+        generation=state.generation,
+        topology_version=state.topology_version,
+        nnodes=settings.nnodes,
+        nproc_per_node=settings.nproc_per_node,
+        world=state.world,
+        step=step,
+        complete_checkpoints=state.complete_checkpoints,
+        chosen_checkpoints=state.chosen_checkpoints,
+        nodes=tuple(_node(view, state, now) for view in members.views()),
+        excluded=state.excluded,
+        open_incident=state.open_incident,
+        restarts_total=len(state.restarts),
+        restart_budget_remaining=max(0, settings.restart.retries_max - spent),
+        outcome_reason=state.outcome_reason,
+        waiting_for=waiting_for,
+    )
+
+
+def furthest_step(state: DurableState, members: Membership) -> int | None:
+    """Return the furthest step that any rank of the present generation reported."""
+    views = (members.view(node) for node in state.world)
+    statuses = (view.status for view in views if view is not None and view.status is not None)
+    return max(
+        (
+            rank.step
+            for status in statuses
+            if status.generation == state.generation
+            for rank in status.ranks
+            if rank.step is not None
+        ),
+        default=None,
+    )
+
+
+def hang_confirmed(finding: Finding, snapshots: Sequence[RankSnapshot], stall_ns: int) -> bool:
+    """Return True when silence of progress is a hang that deserves a stop.
+
+    A convicted culprit does, and so does a job of which no rank moved for half the limit;
+    anything else is a pause that one more look will tell apart.
+    """
+    if finding.culprit is not None:
+        return True
+    if finding.outcome == "agree":
+        return False
+    ages = [item.progress_age_ns for item in snapshots if item.progress_age_ns is not None]
+    return not ages or min(ages) >= stall_ns // 2
+
+
+def _node(view: NodeView, state: DurableState, now: Instant) -> NodeStatus:
+    status, hello = view.status, view.hello
+    return NodeStatus(
+        node=view.node,
+        connected=view.link is not None,
+        spare=view.spare,
+        state=status.state if status else None,
+        generation=status.generation if status else None,
+        topology_version=status.topology_version if status else None,
+        group_rank=state.world.index(view.node) if view.node in state.world else None,
+        last_heard_age_s=since(view.last_heard, now) / SECOND,
+        excluded=view.excluded,
+        reason=status.reason if status else "",
+        host=hello.host if hello else "",
+        http_port=hello.http_port if hello else 0,
+        ranks=status.ranks if status else (),
+    )

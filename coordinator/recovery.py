@@ -1,0 +1,171 @@
+"""From a finding to the next start: the part of a recovery that is decided once everyone stopped.
+
+Pure functions over the durable state; `coordinator.job` calls them in order and sends what they
+return.  Nothing here waits, and nothing here knows who is connected beyond what it is handed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from coordinator import escalation
+from coordinator.checkpoint_choice import CheckpointLedger
+from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident, NodeFault
+from coordinator.journal_format import DurableState, Restart
+from coordinator.settings import JobSettings
+from sidecar.api import CheckpointPointer, FaultKind, Hello, Start, StatusReport
+from worker_shim.messages import most_severe
+
+RESTARTS_KEPT_MAX: Final = 256
+"""Restart history kept: more than any budget's window can hold."""
+
+
+class OperatorAction(StrEnum):
+    """What a person may ask of a job; the ``reason`` of an operator's fault report."""
+
+    RESTART = "restart"
+    STOP = "stop"
+    EXCLUDE = "exclude"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """What will be done about an incident, and the durable state that remembers it."""
+
+    decision: Decision
+    choices: tuple[CheckpointChoice, ...]
+    state: DurableState
+    incident: Incident
+
+
+def resolve(
+    settings: JobSettings,
+    state: DurableState,
+    incident: Incident,
+    ledger: CheckpointLedger,
+    *,
+    stepped: bool,
+    now_ns: int,
+) -> Resolution:
+    """Choose checkpoint and restart mode for ``incident``; ``now_ns`` is the wall clock."""
+    finding = incident.finding
+    choices = ledger.choose(settings.world_size, not_after=poisoned_from(incident))
+    step = newest_step(choices)
+    asked = next((item for item in incident.faults if item.report.kind is FaultKind.OPERATOR), None)
+    judged = None if asked else finding
+    decision = escalation.decide(
+        settings.restart,
+        state.restarts,
+        judged,
+        most_severe(*(fault.report.restart_mode for fault in incident.faults)),
+        now_ns,
+        faults=incident.faults,
+        checkpoint_step=step,
+        stepped=stepped,
+    )
+    if asked is not None:
+        decision = _as_asked(decision, asked)
+    excluded = {**state.excluded, **dict.fromkeys(decision.exclude_nodes, decision.reason)}
+    restarts = state.restarts
+    if decision.mode is not None:
+        restart = Restart(
+            at_ns=now_ns,
+            mode=decision.mode,
+            node=_culprit_node(finding),
+            cause=escalation.cause_of(judged, step),
+        )
+        restarts = (*restarts, restart)[-RESTARTS_KEPT_MAX:]
+    at_fault = incident.steps_at_fault
+    lost = None if at_fault is None else max(0, at_fault - (step or 0))
+    return Resolution(
+        decision=decision,
+        choices=choices,
+        state=replace(
+            state,
+            excluded=excluded,
+            restarts=restarts,
+            chosen_checkpoints=pointers(choices),
+            complete_checkpoints=tuple(
+                pointer
+                for pointer in state.complete_checkpoints
+                if pointer.step <= _kept(choices, pointer.prefix)
+            ),
+        ),
+        incident=replace(incident, decision=decision, checkpoints=choices, steps_lost=lost),
+    )
+
+
+def poisoned_from(incident: Incident) -> int | None:
+    """Return the first step whose state may be damaged, or None when no step is suspect.
+
+    A loss that is not finite means that the weights which produced it may be damaged already.
+    """
+    steps = [
+        fault.report.step
+        for fault in incident.faults
+        if fault.report.kind is FaultKind.LOG_RULE and fault.report.step is not None
+    ]
+    return min(steps, default=None)
+
+
+def newest_step(choices: Sequence[CheckpointChoice]) -> int | None:
+    """Return the newest chosen step over all prefixes, or None."""
+    return max((choice.step for choice in choices if choice.step is not None), default=None)
+
+
+def pointers(choices: Sequence[CheckpointChoice]) -> tuple[CheckpointPointer, ...]:
+    """Return the choices that name a checkpoint, as workers are told."""
+    return tuple(
+        CheckpointPointer(prefix=choice.prefix, step=choice.step, path=choice.path)
+        for choice in choices
+        if choice.step is not None and choice.path is not None
+    )
+
+
+def start_commands(
+    settings: JobSettings,
+    state: DurableState,
+    hellos: Mapping[str, Hello],
+    statuses: Mapping[str, StatusReport],
+) -> dict[str, Start]:
+    """Return the start of ``state``'s generation for every node of its world."""
+    hosts = tuple(hellos[node].host for node in state.world)
+    return {
+        node: Start(
+            generation=state.generation,
+            topology_version=state.topology_version,
+            group_rank=group_rank,
+            nnodes=settings.nnodes,
+            master_addr=hosts[0],
+            master_port=statuses[state.world[0]].rendezvous_port,
+            fault_count=len(state.restarts),
+            node_hosts=hosts,
+            checkpoints=state.chosen_checkpoints,
+            log_rules=settings.log_rules,
+            stall_timeout_s=settings.stall_timeout_s,
+        )
+        for group_rank, node in enumerate(state.world)
+    }
+
+
+def _as_asked(decision: Decision, asked: NodeFault) -> Decision:
+    """Return what a person asked for, in place of what would have been decided."""
+    report = asked.report
+    match report.reason:
+        case OperatorAction.STOP:
+            return Decision(mode=None, reason=report.message)
+        case OperatorAction.EXCLUDE:
+            return replace(decision, reason=report.message, exclude_nodes=(asked.node,))
+        case _:
+            return replace(decision, reason=report.message)
+
+
+def _kept(choices: Sequence[CheckpointChoice], prefix: str) -> int:
+    """Return the newest step of ``prefix`` that stays valid after going back."""
+    chosen = next((choice for choice in choices if choice.prefix == prefix), None)
+    return -1 if chosen is None or chosen.step is None else chosen.step
+
+
+def _culprit_node(finding: Finding | None) -> str | None:
+    return None if finding is None or finding.culprit is None else finding.culprit.node

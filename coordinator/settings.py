@@ -1,0 +1,47 @@
+"""The numbers one job is run by, as the core uses them: plain values with units.
+
+The job spec (`coordinator.spec`) is what people write; this is what is left of it once every
+default is filled in.  Each default says why it has its value.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.escalation import RestartPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Everything that steers a job's recovery."""
+
+    job: str
+    nnodes: int
+    nproc_per_node: int
+    log_rules: tuple[Mapping[str, Any], ...] = ()
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    stall_timeout_s: float = 300.0
+    """Silence of progress that asks for a judgement: longer than any healthy pause between
+    steps that was not declared, shorter than a collective's own ten-minute time-out."""
+    settle_s: float = 0.3
+    """Wait for further reports when the first ones do not name a culprit by themselves: log lines
+    are read every 50 ms, and a lost peer's traceback takes some 100 ms to appear."""
+    inspect_timeout_s: float = 1.0
+    """Longest wait for every node's look at its ranks; whoever is silent then is evidence."""
+    lease_s: float = 15.0
+    """Silence of a sidecar after which its node counts as lost: several missed heartbeats, so
+    that a restarted coordinator or a switch that reboots its link costs no restart."""
+    heartbeat_s: float = 1.0
+    wait_for_nodes_s: float = 600.0
+    """Longest wait for enough nodes before the job fails."""
+    startup_deadline_s: float | None = None
+    """Longest wait for every rank's first step; None leaves a start unbounded."""
+    stop_grace_s: float = 0.0
+    """Between a polite signal and SIGKILL.  After a fault nothing is gained by politeness."""
+    stop_timeout_s: float = 20.0
+    """A node that has not confirmed the stop by then is treated as lost."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of global ranks."""
+        return self.nnodes * self.nproc_per_node
