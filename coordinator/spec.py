@@ -1,0 +1,348 @@
+"""The job spec: what a person writes about a job, under the HyperPod resource's field names.
+
+Decides what is a valid spec, before anything starts, and says what of it is not acted on.  Both
+a bare spec and the whole Kubernetes resource (``apiVersion``, ``kind``, ``metadata``, ``spec``)
+are read.  It knows nothing of nodes; `coordinator.settings` is what the core gets of it.
+"""
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import re2
+from msgspec import Meta
+
+from coordinator.escalation import RestartPolicy
+from coordinator.membership import NODES_MAX
+from coordinator.settings import JobSettings
+from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
+from coordinator.wording import one_line
+
+SPEC_BYTES_MAX: Final = 1 << 20
+"""Largest spec file; etcd takes no larger object either."""
+
+KINDS: Final = ("HyperPodPyTorchJob", "HyperPodPytorchJob")
+"""Both spellings are in use."""
+
+NPROC_MAX: Final = 1024
+"""Workers of one node; far above any machine, and below a slip of the finger."""
+
+Name = Annotated[
+    str, Meta(min_length=1, max_length=63, pattern="^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
+"""A name that fits a label, a file name and a store key."""
+
+Pattern = Annotated[str, Meta(min_length=1, max_length=4096)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+"""At most a year: what is longer is a unit gone wrong."""
+
+
+class ReplicaSpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """A group of equal nodes.  ``template`` is the resource's pod template and is not read."""
+
+    name: Name
+    replicas: Annotated[int, Meta(ge=0, le=NODES_MAX)]
+    spares: Annotated[int, Meta(ge=0, le=NODES_MAX)] = 0
+    max_replicas: Annotated[int, Meta(ge=0, le=NODES_MAX)] | None = None
+    template: dict[str, Any] | None = None
+
+
+class RestartPolicySpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """How restarts are counted; ``evalPeriodSeconds`` is the width of the sliding window."""
+
+    eval_period_seconds: Seconds = RestartPolicy().window_s
+    num_restart_before_full_job_restart: Count | None = None
+    max_full_job_restarts: Count | None = None
+    max_num_repeat_offenders_to_avoid: Count | None = None
+    scale_up_snooze_time_in_seconds: Count | None = None
+
+
+class LogRule(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """One log rule, as the HyperPod agent names its fields.  Patterns are RE2 expressions."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    log_pattern: Pattern
+    expected_start_cut_off_in_seconds: Seconds | None = None
+    expected_recurring_frequency_in_seconds: Seconds | None = None
+    metric_threshold: float | None = None
+    operator: Literal["gt", "lt", "eq", "gteq", "lteq"] | None = None
+    metric_evaluation_data_points: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    stop_pattern: Pattern | None = None
+    fault_on_match: bool = False
+
+    def __post_init__(self) -> None:
+        groups = _groups("logPattern", self.log_pattern)
+        if self.stop_pattern is not None:
+            _groups("stopPattern", self.stop_pattern)
+        if (self.metric_threshold is None) != (self.operator is None):
+            raise refusal("metricThreshold", "it goes together with operator; one is missing")
+        if self.metric_threshold is None:
+            if self.metric_evaluation_data_points is not None:
+                raise refusal("metricEvaluationDataPoints", "it needs metricThreshold and operator")
+            return
+        if not math.isfinite(self.metric_threshold):
+            raise refusal("metricThreshold", "it must be a finite number")
+        if groups == 0:
+            raise refusal("logPattern", "it needs a group, like (\\d+), that holds the metric")
+
+
+class RunPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Budgets, deadlines and log rules.  ``jobMaxRetryCount`` counts within the window."""
+
+    job_max_retry_count: Count = RestartPolicy().retries_max
+    restart_policy: RestartPolicySpec = RestartPolicySpec()
+    clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None = None
+    active_deadline_seconds: Seconds | None = None
+    startup_deadline_seconds: Seconds | None = None
+    fault_deadline_seconds: Seconds | None = None
+    ttl_seconds_after_finished: Annotated[int, Meta(ge=-1)] | None = None
+    suspend: bool = False
+    workload_mode: str | None = None
+    log_monitoring_configuration: tuple[LogRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.suspend:
+            raise refusal("suspend", "a job cannot be held back here; start it later instead")
+        names = [rule.name for rule in self.log_monitoring_configuration]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refusal(
+                "logMonitoringConfiguration",
+                f"two rules are called {one_line(twice)!r}; give each its own name",
+            )
+
+
+class ProgressPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """When a job without progress is looked at, and how long the look may take.
+
+    ``stallTimeoutSeconds`` 0 switches the judgement of stalls off.
+    """
+
+    stall_timeout_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 300.0
+    settle_milliseconds: Annotated[int, Meta(ge=0, le=60_000)] = 300
+    inspect_timeout_milliseconds: Annotated[int, Meta(ge=1, le=60_000)] = 1000
+
+
+class NodePolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """When a silent node is lost, and how long the job waits for enough nodes."""
+
+    lease_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 15.0
+    wait_for_nodes_seconds: Seconds = 600.0
+
+
+class JobSpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """A whole job.
+
+    ``nprocPerNode`` is the number of workers of each node.  "auto" stands for one: the
+    coordinator sees no device, and all nodes must have the same number, so it is not guessed
+    from whichever machine asks first.
+    """
+
+    name: Name
+    nproc_per_node: int | str = "auto"
+    replica_specs: Annotated[tuple[ReplicaSpec, ...], Meta(min_length=1)]
+    run_policy: RunPolicy = RunPolicy()
+    progress_policy: ProgressPolicy = ProgressPolicy()
+    node_policy: NodePolicy = NodePolicy()
+
+    def __post_init__(self) -> None:
+        if _workers(self.nproc_per_node) is None:
+            raise refusal(
+                "nprocPerNode",
+                f"must be a whole number from 1 to {NPROC_MAX} or auto, but is "
+                f"{one_line(repr(self.nproc_per_node), 40)}; write the number of workers of a node",
+            )
+        names = [replica.name for replica in self.replica_specs]
+        if len(set(names)) < len(names):
+            raise refusal("replicaSpecs", "two have the same name; give each its own")
+        if not 1 <= self.nnodes <= NODES_MAX:
+            raise refusal(
+                "replicaSpecs",
+                f"the replicas add up to {self.nnodes} nodes; a job has 1 to {NODES_MAX}",
+            )
+
+    @property
+    def nnodes(self) -> int:
+        """Nodes that hold ranks, spares not counted."""
+        return sum(replica.replicas for replica in self.replica_specs)
+
+    @property
+    def spares(self) -> int:
+        """Nodes that stand by."""
+        return sum(replica.spares for replica in self.replica_specs)
+
+    def nproc(self, given: int | None = None) -> int:
+        """Return the workers of a node; ``given`` is the command line's and wins."""
+        return given or _workers(self.nproc_per_node) or 1
+
+    def log_rules(self) -> tuple[dict[str, Any], ...]:
+        """Return the log rules under their written names, without what was left out."""
+        rules = msgspec.to_builtins(self.run_policy.log_monitoring_configuration)
+        return tuple(
+            {key: value for key, value in rule.items() if value is not None} for rule in rules
+        )
+
+    def settings(self, nproc: int | None = None) -> JobSettings:
+        """Return what the core needs; ``nproc`` is the command line's number of workers."""
+        run, progress, nodes = self.run_policy, self.progress_policy, self.node_policy
+        return JobSettings(
+            job=self.name,
+            nnodes=self.nnodes,
+            nproc_per_node=self.nproc(nproc),
+            log_rules=self.log_rules(),
+            restart=RestartPolicy(
+                retries_max=run.job_max_retry_count,
+                window_s=run.restart_policy.eval_period_seconds,
+            ),
+            stall_timeout_s=progress.stall_timeout_seconds,
+            settle_s=progress.settle_milliseconds / 1e3,
+            inspect_timeout_s=progress.inspect_timeout_milliseconds / 1e3,
+            lease_s=nodes.lease_seconds,
+            wait_for_nodes_s=nodes.wait_for_nodes_seconds,
+            startup_deadline_s=run.startup_deadline_seconds,
+        )
+
+    def unsupported(self) -> tuple[str, ...]:
+        """Return a sentence for every field that was read and is not acted on."""
+        run, restart = self.run_policy, self.run_policy.restart_policy
+        full = "runPolicy.restartPolicy.{} is not acted on: every restart is one of processes"
+        found = {
+            "nprocPerNode auto stands for one worker a node; write the number if it is another": (
+                self.nproc_per_node == "auto"
+            ),
+            full.format("numRestartBeforeFullJobRestart"): (
+                restart.num_restart_before_full_job_restart is not None
+            ),
+            full.format("maxFullJobRestarts"): restart.max_full_job_restarts is not None,
+            "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid is not acted on: a node is left "
+            "out for a hardware fault only": (
+                restart.max_num_repeat_offenders_to_avoid is not None
+            ),
+            "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds is not acted on: the number of "
+            "nodes does not change": restart.scale_up_snooze_time_in_seconds is not None,
+            "runPolicy.cleanPodPolicy is not acted on: no pods are made": (
+                run.clean_pod_policy is not None
+            ),
+            "runPolicy.activeDeadlineSeconds is not acted on: a job may run for any time": (
+                run.active_deadline_seconds is not None
+            ),
+            "runPolicy.faultDeadlineSeconds is not acted on: a stop has its own time limit": (
+                run.fault_deadline_seconds is not None
+            ),
+            "runPolicy.ttlSecondsAfterFinished is not acted on: a job's records are kept": (
+                run.ttl_seconds_after_finished is not None
+            ),
+            "runPolicy.workloadMode is not acted on: the number of nodes does not change": (
+                run.workload_mode is not None
+            ),
+        }
+        return (*(text for text, given in found.items() if given), *self._replicas_unsupported())
+
+    def _replicas_unsupported(self) -> tuple[str, ...]:
+        sentences: list[str] = []
+        for index, replica in enumerate(self.replica_specs):
+            path = f"replicaSpecs[{index}]"
+            if replica.max_replicas not in (None, replica.replicas):
+                sentences.append(
+                    f"{path}.maxReplicas is not acted on: the number of nodes does not change"
+                )
+            if replica.spares:
+                sentences.append(
+                    f"{path}.spares starts no node: a node says itself that it is a spare"
+                )
+            if replica.template is not None:
+                sentences.append(
+                    f"{path}.template is not acted on: each node starts its own workers"
+                )
+        return tuple(sentences)
+
+
+class _Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a resource's metadata that is read; the rest is the cluster's."""
+
+    name: Name
+
+
+class _Resource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Kubernetes envelope.  ``status`` is the cluster's word and is not read."""
+
+    api_version: str = msgspec.field(name="apiVersion")
+    kind: Literal["HyperPodPyTorchJob", "HyperPodPytorchJob"]
+    metadata: _Metadata
+    spec: dict[str, Any]
+    status: dict[str, Any] | None = None
+
+
+def load_job_spec(path: Path) -> JobSpec:
+    """Return the spec in the file at ``path``.  Raises `SpecError`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SpecError(str(path), "", f"the job spec cannot be read: {reason}") from error
+    if len(data) > SPEC_BYTES_MAX:
+        raise SpecError(str(path), "", f"the job spec is larger than {SPEC_BYTES_MAX} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise SpecError(str(path), "", f"byte {error.start} is not UTF-8") from error
+    return parse_job_spec(text, str(path))
+
+
+def parse_job_spec(text: str, filename: str) -> JobSpec:
+    """Return the spec in ``text``; ``filename`` stands in errors.  Raises `SpecError`."""
+    data = parse_yaml(text, filename)
+    prefix = ""
+    if "kind" in data or "apiVersion" in data:
+        resource: _Resource = convert(data, _Resource, filename)
+        name = resource.spec.get("name", resource.metadata.name)
+        if name != resource.metadata.name:
+            reason = f"metadata.name says {resource.metadata.name!r}; keep one of the two"
+            raise SpecError(filename, "spec.name", reason)
+        data, prefix = {**resource.spec, "name": name}, "spec"
+    spec: JobSpec = convert(data, JobSpec, filename, prefix)
+    return spec
+
+
+def _workers(value: int | str) -> int | None:
+    """Return the number of workers that ``nprocPerNode`` stands for, or None when it is none."""
+    if value == "auto":
+        return 1
+    if isinstance(value, str):
+        if not re.fullmatch(r"[0-9]{1,9}", value):
+            return None
+        value = int(value)
+    return value if 1 <= value <= NPROC_MAX else None
+
+
+def _groups(name: str, pattern: str) -> int:
+    """Return the number of groups of an RE2 ``pattern``.  Raises a `refusal`."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options=options)
+    except re2.error as error:
+        cause = error.args[0] if error.args else error
+        reason = cause.decode(errors="replace") if isinstance(cause, bytes) else str(cause)
+        raise refusal(
+            name,
+            f"not a valid RE2 expression, {one_line(reason)} (in {one_line(repr(pattern), 80)})",
+        ) from error
+    return int(compiled.groups)
