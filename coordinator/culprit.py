@@ -224,7 +224,8 @@ def _from_verdict(case: FaultCase, verdict: Attributed, stalls: Sequence[NodeFau
     return Finding(
         outcome="attributed",
         basis=verdict.basis,
-        why=verdict.why,
+        why=f"rank {rank} on {node} holds the others up: "
+        + one_line(verdict.why.removeprefix(f"rank {rank}: ")),
         culprit=Culprit(
             kind=kind,
             node=node,

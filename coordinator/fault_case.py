@@ -164,6 +164,7 @@ def say(fault: NodeFault, case: FaultCase) -> str:
         case FaultKind.NODE_LOST:
             first = case.world.index(fault.node) * case.nproc if fault.node in case.world else None
             held = "" if first is None else f" ({rank_list(range(first, first + case.nproc))})"
+            message = message.removeprefix(f"{fault.node} is lost: ")
             return f"{fault.node}{held} is lost: {message}"
         case FaultKind.CRASH if report.exit is not None:
             line = last_line(fault)
