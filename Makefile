@@ -26,8 +26,8 @@ demo: setup  ## train a model on this machine, break it four ways, watch it reco
 
 test: check  ## all checks, then every test
 	$(PYTEST) $(TESTS_QUICK)
-	$(PYTEST) $(TESTS_SIMULATION)
-	$(PYTEST) $(TESTS_WHOLE)
+	$(if $(TESTS_SIMULATION),$(PYTEST) $(TESTS_SIMULATION))
+	$(if $(TESTS_WHOLE),$(PYTEST) $(TESTS_WHOLE))
 
 check: setup-tests  ## format, lint, types, import contracts, alert rules, dashboards
 	$(BIN)/ruff format --check .
