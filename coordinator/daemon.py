@@ -122,7 +122,8 @@ class _Coordinator:
         self._fleet = Fleet(self._inbox, job=settings.job, heartbeat_s=settings.heartbeat_s)
         self._outbox = Outbox(commit=self._commit, execute=self._execute)
         self._finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
-        if state.phase.terminal:
+        self._ended_before = state.phase.terminal
+        if self._ended_before:
             self._execute(Finished(outcome=state.phase, reason=state.outcome_reason))
 
     @classmethod
@@ -130,7 +131,13 @@ class _Coordinator:
         """Go on from where the journal ends."""
         job = config.settings.job
         known = journal.load(job)
-        if known is not None:
+        if known is not None and known.phase.terminal:
+            log.warning(
+                "job %s ended before; to run it anew give another name or state directory than %s",
+                job,
+                config.state_dir,
+            )
+        elif known is not None:
             log.info("job %s goes on: %s, generation %d", job, known.phase, known.generation)
         self = cls(config, journal, known or DurableState(job=job))
         for incident in await journal.incidents(job):
@@ -208,6 +215,8 @@ class _Coordinator:
 
     async def _farewell(self) -> None:
         await asyncio.shield(self._finished)
+        if self._ended_before:  # sidecars that have not heard of the end are still dialling
+            await asyncio.sleep(FAREWELL_S)
         await self._fleet.flush(FAREWELL_S)
         await self._fleet.wait_empty(FAREWELL_S)
         await asyncio.sleep(self._config.linger_s)

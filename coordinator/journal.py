@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from coordinator.incidents import Incident
+from coordinator.incidents import Incident, Outcome
 from coordinator.journal_format import (
     DurableState,
     JournalError,
@@ -50,6 +50,7 @@ CREATE TABLE incidents (
     job TEXT NOT NULL,
     json BLOB NOT NULL,
     opened_at INTEGER NOT NULL,
+    open INTEGER NOT NULL,
     PRIMARY KEY (job, id)
 ) STRICT;
 CREATE INDEX incidents_by_time ON incidents (job, opened_at);
@@ -62,9 +63,12 @@ INSERT INTO state (job, revision, json, at) VALUES (?, 1, ?, ?)
 ON CONFLICT (job) DO UPDATE SET revision = revision + 1, json = excluded.json, at = excluded.at
 """
 _PUT_INCIDENT: Final = """
-INSERT INTO incidents (id, job, json, opened_at) VALUES (?, ?, ?, ?)
-ON CONFLICT (job, id) DO UPDATE SET json = excluded.json
+INSERT INTO incidents (id, job, json, opened_at, open) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (job, id) DO UPDATE
+SET json = excluded.json, opened_at = excluded.opened_at, open = excluded.open
 """
+_DROP_UNFOUNDED: Final = "DELETE FROM incidents WHERE job = ? AND open AND id IS NOT ?"
+"""An incident that was opened, is not open any more and was never closed: the core dropped it."""
 _DROP_OLD: Final = """
 DELETE FROM incidents WHERE job = ?1 AND id IN (
     SELECT id FROM incidents WHERE job = ?1 ORDER BY opened_at DESC, rowid DESC LIMIT -1 OFFSET ?2
@@ -147,9 +151,12 @@ class Journal:
             self._connection.execute("BEGIN IMMEDIATE")
             for item in incidents:
                 opened_at = min((stone.at_ns for stone in item.milestones), default=now)
-                row = (item.id, item.job, encode_incident(item), opened_at)
+                is_open = item.outcome is Outcome.OPEN
+                row = (item.id, item.job, encode_incident(item), opened_at, is_open)
                 self._connection.execute(_PUT_INCIDENT, row)
                 self._connection.execute(_DROP_OLD, (item.job, INCIDENTS_KEPT_MAX))
+            still_open = None if state.open_incident is None else state.open_incident.id
+            self._connection.execute(_DROP_UNFOUNDED, (state.job, still_open))
             self._connection.execute(_PUT_STATE, (state.job, encode_state(state), now))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

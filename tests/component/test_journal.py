@@ -33,7 +33,7 @@ async def main():
     while True:
         generation += 1
         incident = Incident(id=f"i{generation}", job="job", generation=generation,
-                            topology_version=0, trigger="t" * 2000)
+                            topology_version=0, trigger="t" * 2000, outcome="recovered")
         await journal.commit(DurableState(job="job", generation=generation), incident)
         print(generation, flush=True)
 
@@ -51,10 +51,15 @@ def opened(path: Path) -> Iterator[Journal]:
         asyncio.run(journal.close())
 
 
-def incident(number: int) -> Incident:
-    """Return an open incident that began at instant ``number``."""
+def incident(number: int, outcome: Outcome = Outcome.RECOVERED) -> Incident:
+    """Return an incident that began at instant ``number``."""
     return Incident(
-        id=f"i{number}", job="job", generation=number, topology_version=1, trigger="crash"
+        id=f"i{number}",
+        job="job",
+        generation=number,
+        topology_version=1,
+        trigger="crash",
+        outcome=outcome,
     ).reached(IncidentPhase.FAULT, number)
 
 
@@ -90,15 +95,15 @@ def test_state_and_incident_come_back_as_they_were(tmp_path: Path) -> None:
         generation=7,
         world=("a", "b"),
         excluded={"c": "gpu fell off the bus"},
-        open_incident=incident(3),
+        open_incident=incident(3, Outcome.OPEN),
     )
     with opened(tmp_path / "j") as journal:
         assert journal.load("job") is None
-        asyncio.run(journal.commit(state, incident(3)))
+        asyncio.run(journal.commit(state, incident(3, Outcome.OPEN)))
     with opened(tmp_path / "j") as journal:
         assert journal.load("job") == state
         assert journal.load("another") is None
-        assert asyncio.run(journal.incident("job", "i3")) == incident(3)
+        assert asyncio.run(journal.incident("job", "i3")) == incident(3, Outcome.OPEN)
         assert asyncio.run(journal.incident("job", "i4")) is None
 
 
@@ -107,15 +112,30 @@ def test_an_incident_is_updated_in_place_and_listed_oldest_first(tmp_path: Path)
     state = DurableState(job="job")
     with opened(tmp_path / "j") as journal:
         for number in (1, 2, 3):
-            asyncio.run(journal.commit(state, incident(number)))
-        asyncio.run(journal.commit(state, replace(incident(2), outcome=Outcome.RECOVERED)))
+            begun = incident(number, Outcome.OPEN)
+            asyncio.run(journal.commit(replace(state, open_incident=begun), begun))
+            asyncio.run(journal.commit(state, incident(number, Outcome.FAILED)))
+        begun = incident(4, Outcome.OPEN)
+        asyncio.run(journal.commit(replace(state, open_incident=begun), begun))
         kept = asyncio.run(journal.incidents("job"))
         assert [(item.id, item.outcome.value) for item in kept] == [
-            ("i1", "open"),
-            ("i2", "recovered"),
-            ("i3", "open"),
+            ("i1", "failed"),
+            ("i2", "failed"),
+            ("i3", "failed"),
+            ("i4", "open"),
         ]
-        assert [item.id for item in asyncio.run(journal.incidents("job", 2))] == ["i2", "i3"]
+        assert [item.id for item in asyncio.run(journal.incidents("job", 2))] == ["i3", "i4"]
+
+
+def test_an_incident_that_was_dropped_is_forgotten(tmp_path: Path) -> None:
+    """A stall that was none would be shown as an open incident for ever."""
+    begun = incident(1, Outcome.OPEN)
+    state = DurableState(job="job")
+    with opened(tmp_path / "j") as journal:
+        asyncio.run(journal.commit(replace(state, open_incident=begun), begun))
+        assert asyncio.run(journal.incidents("job")) == [begun]
+        asyncio.run(journal.commit(state))
+        assert asyncio.run(journal.incidents("job")) == []
 
 
 def test_the_number_of_incidents_is_bounded(

@@ -7,7 +7,7 @@ import pytest
 
 from coordinator import outbox as outbox_module
 from coordinator.events import Accept, Effect, Finished, Persist, Say, Send
-from coordinator.incidents import Incident
+from coordinator.incidents import Incident, Outcome
 from coordinator.journal import Journal
 from coordinator.journal_format import DurableState, JournalError, decode_state
 from coordinator.outbox import Outbox
@@ -20,13 +20,18 @@ DEADLINE_S = 30.0
 
 
 def persist(generation: int, incident: str | None = None) -> Persist:
-    """Return a persist of ``generation``, with an open incident if one is named."""
+    """Return a persist of ``generation``, with a closed incident if one is named."""
     return Persist(
         state=DurableState(job="job", generation=generation),
         incident=None
         if incident is None
         else Incident(
-            id=incident, job="job", generation=generation, topology_version=0, trigger="crash"
+            id=incident,
+            job="job",
+            generation=generation,
+            topology_version=0,
+            trigger="crash",
+            outcome=Outcome.RECOVERED,
         ),
     )
 

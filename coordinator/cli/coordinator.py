@@ -1,0 +1,165 @@
+"""``outrider coordinator``: serves one job until it ends."""
+
+import argparse
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.cli.arguments import (
+    DEFAULT_PORT,
+    add_token_file,
+    port,
+    positive,
+    read_token,
+    seconds,
+)
+from coordinator.cli.console import start_logging
+from coordinator.cli.errors import UserError
+
+if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
+    from coordinator.settings import JobSettings
+
+log = logging.getLogger("outrider.coordinator")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``outrider coordinator``."""
+    add_job(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
+    parser.add_argument(
+        "--port",
+        type=port,
+        default=DEFAULT_PORT,
+        help=f"port to listen on, 0 for any free one (default: {DEFAULT_PORT})",
+    )
+    add_state_dir(parser)
+    add_token_file(parser)
+    parser.add_argument(
+        "--allow-insecure-bind",
+        action="store_true",
+        help="listen beyond this machine although no token is asked for",
+    )
+    parser.add_argument(
+        "--linger",
+        type=seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long the ended job can still be looked at (default: 2)",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add which job it is: a file, or the three numbers that a plain one needs."""
+    job = parser.add_argument_group("the job")
+    job.add_argument("--job-spec", type=Path, metavar="FILE", help="the job as YAML")
+    job.add_argument("--job", metavar="NAME", help="the job's name, where there is no file")
+    job.add_argument(
+        "--nnodes",
+        metavar="N[:MAX]",
+        help="nodes that hold ranks; those that join beyond N stand by as spares",
+    )
+    job.add_argument(
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=positive,
+        metavar="K",
+        help="workers of a node (default: 1)",
+    )
+
+
+def add_state_dir(parser: argparse.ArgumentParser) -> None:
+    """Add where the journal is kept."""
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the journal is kept (default: ~/.local/state/outrider/JOB)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the job."""
+    start_logging(verbose=args.verbose)
+    settings = job_settings(args)
+    token = read_token(args.token_file)
+
+    from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
+    from coordinator.daemon import CoordinatorConfig, run_coordinator  # noqa: PLC0415
+
+    config = CoordinatorConfig(
+        settings=settings,
+        state_dir=args.state_dir or default_state_dir(settings.job),
+        host=args.host,
+        port=args.port,
+        token=token,
+        allow_insecure_bind=args.allow_insecure_bind,
+        linger_s=args.linger,
+    )
+
+    def main(stop: asyncio.Event) -> Coroutine[Any, Any, int]:
+        return worded(run_coordinator(config, stop))
+
+    return run_until_signal(main, sigterm=0)
+
+
+async def worded(work: Coroutine[Any, Any, int]) -> int:
+    """Await a coordinator, and turn what its owner can mend into a `UserError`."""
+    from coordinator.daemon import CoordinatorError  # noqa: PLC0415 - loaded by the caller
+    from coordinator.journal_format import JournalError  # noqa: PLC0415
+
+    try:
+        return await work
+    except (CoordinatorError, JournalError) as error:
+        raise UserError(str(error)) from error
+
+
+def default_state_dir(job: str) -> Path:
+    """Return where a job's journal is kept unless told otherwise."""
+    base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    return Path(base) / "outrider" / job
+
+
+def job_settings(args: argparse.Namespace, *, default_name: str | None = None) -> "JobSettings":
+    """Return the settings that the command line asks for.  Raises `UserError`."""
+    from coordinator.spec import JobSpec, load_job_spec  # noqa: PLC0415
+    from coordinator.spec_errors import SpecError, convert  # noqa: PLC0415
+
+    nnodes = None if args.nnodes is None else node_count(args.nnodes)
+    name = args.job or default_name
+    try:
+        if args.job_spec is not None:
+            spec: JobSpec = load_job_spec(args.job_spec)
+            for given, known, option in (
+                (args.job, spec.name, "--job"),
+                (nnodes, spec.nnodes, "--nnodes"),
+            ):
+                if given not in (None, known):
+                    raise UserError(f"{option} says {given}, {args.job_spec} says {known}")
+        elif name is None or nnodes is None:
+            raise UserError("which job? give --job-spec FILE, or --job NAME and --nnodes N")
+        else:
+            group = {"name": "nodes", "replicas": nnodes}
+            plain = {"name": name, "replicaSpecs": [group]}
+            spec = convert(plain, JobSpec, "the command line")
+    except SpecError as error:
+        raise UserError(str(error)) from error
+    for sentence in spec.unsupported() if args.job_spec is not None else ():
+        log.warning("%s: %s", args.job_spec, sentence)
+    return spec.settings(args.nproc_per_node)
+
+
+def node_count(text: str) -> int:
+    """Return N of ``N`` or ``N:MAX``.  Raises `UserError`."""
+    least, colon, most = text.partition(":")
+    numbers = [least, *([most] if colon else [])]
+    if not all(number.isascii() and number.isdigit() for number in numbers) or int(least) < 1:
+        raise UserError(f"--nnodes {text!r} is neither N nor N:MAX")
+    if colon and int(most) < int(least):
+        raise UserError(f"--nnodes {text!r}: MAX is smaller than N")
+    return int(least)
