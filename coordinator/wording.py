@@ -54,7 +54,7 @@ SIGNAL_NAMES: Final[Mapping[int, str]] = MappingProxyType(
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SPACE: Final = re.compile(r"\s+")
 _CONTROL: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _DIGITS: Final = re.compile(r"([0-9]{1,18})")
 
@@ -84,7 +84,8 @@ def one_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
     r"""Return foreign ``text`` as one printable line of at most ``chars_max`` characters.
 
     Terminal sequences are dropped, white space is folded, what is left of control and
-    direction-changing characters is written as ``\x..`` so that it cannot act on a reader.
+    direction-changing characters and halves of characters is written as ``\x..``, so that it can
+    neither act on a reader nor fail to be written.
     """
     flat = _SPACE.sub(" ", _ANSI.sub("", text)).strip()
     safe = _CONTROL.sub(_escaped, flat)

@@ -27,6 +27,11 @@ def test_terminal_sequences_are_dropped_from_foreign_text():
     assert one_line("bell\x07\u202eevil") == "bell\\x07\\u202eevil"
 
 
+def test_half_a_character_can_be_written():
+    """A lone surrogate in a worker's message would stop the report with a traceback."""
+    assert one_line("a\ud800b") == "a\\ud800b"
+
+
 @given(st.text(), st.integers(8, 40))
 def test_one_line_is_short_and_printable(text, limit):
     """One control character that slips through is enough to forge a line of the report."""

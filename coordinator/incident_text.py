@@ -1,0 +1,225 @@
+"""An incident as people read it: one line for a list, one page for a postmortem.
+
+It only words what the incident holds.  Every text in it may come from a training script, so all
+of it is made harmless for terminals and for Markdown before it is written down.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
+from coordinator.wording import natural_key, one_line
+from scout.verdict import Evidence
+
+SUMMARY_CHARS_MAX: Final = 400
+"""A summary stays one line of a wide terminal or of a chat message."""
+
+FAULTS_SHOWN_MAX: Final = 40
+"""Reports written out in the timeline; the first ones convict, later ones repeat."""
+
+TAIL_LINES_MAX: Final = 20
+TAIL_RANKS_MAX: Final = 16
+"""Last lines shown of a rank, and ranks whose lines are shown."""
+
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>|#~!])")
+_DONE: Final = {
+    Outcome.OPEN: "still open",
+    Outcome.RECOVERED: "recovered",
+    Outcome.SUPERSEDED: "superseded by another fault before the first step",
+    Outcome.FAILED: "the job failed",
+}
+_PHASES: Final = {
+    IncidentPhase.FAULT: "the fault happened",
+    IncidentPhase.DETECTED: "it was detected",
+    IncidentPhase.LOCALIZED: "the culprit was judged",
+    IncidentPhase.STOPPED: "every worker had stopped",
+    IncidentPhase.DECIDED: "the restart was decided",
+    IncidentPhase.ASSIGNED: "ranks were given out",
+    IncidentPhase.STARTED: "workers were started",
+    IncidentPhase.FIRST_STEP: "the first step was completed",
+}
+
+
+def summary(incident: Incident) -> str:
+    """Return what happened, what was done and how it ended, in one line."""
+    what = incident.finding.why if incident.finding is not None else incident.trigger
+    parts = [what, *_resumed(incident), _ending(incident)]
+    return one_line(f"{incident.id}: {'; '.join(parts)}", SUMMARY_CHARS_MAX)
+
+
+def markdown(incident: Incident) -> str:
+    """Return the whole incident as a Markdown page that ends with a line feed."""
+    sections = [
+        [f"# Incident {_md(incident.id)} of job {_md(incident.job)}", "", _md(summary(incident))],
+        _facts(incident),
+        _timeline(incident),
+        _finding(incident.finding),
+        _decision(incident),
+        _checkpoints(incident),
+        _moves(incident),
+        ["## Outcome", "", _md(_ending(incident)) + "."],
+        _tails(incident),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+# --- one line -----------------------------------------------------------------------------------
+
+
+def _resumed(incident: Incident) -> list[str]:
+    if incident.decision is None or incident.decision.mode is None:
+        return []
+    steps = [choice.step for choice in incident.checkpoints if choice.step is not None]
+    origin = f"step {max(steps)}" if steps else "the beginning"
+    moved = "".join(f", {move.to_node} for {move.from_node}" for move in incident.moves)
+    return [f"{incident.decision.mode} from {origin}{moved}"]
+
+
+def _ending(incident: Incident) -> str:
+    text = _DONE[incident.outcome]
+    if incident.outcome is Outcome.FAILED and incident.decision is not None:
+        return f"{text}: {incident.decision.reason}"
+    took = incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP)
+    if took is not None:
+        text += f" in {took:.1f} s"
+    if incident.steps_lost is not None:
+        noun = "step" if incident.steps_lost == 1 else "steps"
+        text += f", {incident.steps_lost} {noun} lost"
+    return text
+
+
+# --- sections -----------------------------------------------------------------------------------
+
+
+def _facts(incident: Incident) -> list[str]:
+    rows = {
+        "Generation that broke": str(incident.generation),
+        "Topology version": str(incident.topology_version),
+        "Trigger": incident.trigger,
+        "Furthest step": "unknown"
+        if incident.steps_at_fault is None
+        else str(incident.steps_at_fault),
+        "Nodes by group rank": ", ".join(incident.world) or "none",
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {_md(value)} |" for name, value in rows.items())]
+
+
+def _timeline(incident: Incident) -> list[str]:
+    events = [(item.at_ns, _PHASES[item.phase], True) for item in incident.milestones]
+    faults = sorted(incident.faults, key=lambda fault: fault.at_ns)
+    for fault in faults[:FAULTS_SHOWN_MAX]:
+        text = f"{fault.node}: {fault.report.kind}: {fault.report.message or fault.report.reason}"
+        events.append((fault.at_ns, text, False))
+    if not events:
+        return []
+    origin = min(at_ns for at_ns, _, _ in events)
+    rows = [
+        f"| {(at_ns - origin) / 1e9:+.3f} s | {_clock(at_ns)} | {_strong(_md(text), milestone)} |"
+        for at_ns, text, milestone in sorted(events, key=lambda event: event[0])
+    ]
+    more = len(faults) - FAULTS_SHOWN_MAX
+    rest = [f"| | | and {more} more reports |"] if more > 0 else []
+    head = ["## Timeline", "", "| Offset | UTC | Event |", "|---:|---|---|"]
+    return [*head, *rows, *rest]
+
+
+def _finding(finding: Finding | None) -> list[str]:
+    if finding is None:
+        return ["## Finding", "", "Nothing has been judged yet."]
+    basis = f", on {finding.basis} evidence" if finding.basis else ""
+    lines = ["## Finding", "", f"**{_md(finding.outcome)}{_md(basis)}**: {_md(finding.why)}."]
+    if (culprit := finding.culprit) is not None:
+        told = {
+            "kind": culprit.kind,
+            "node": culprit.node,
+            "rank": culprit.rank,
+            "local rank": culprit.local_rank,
+            "GPU": culprit.gpu,
+            "reason": culprit.reason,
+        }
+        lines += ["", "| Culprit | |", "|---|---|"]
+        lines += [f"| {k} | {_md(str(v))} |" for k, v in told.items() if v is not None]
+    lines += _evidence("Evidence", finding.evidence)
+    return lines + _evidence("What speaks for somebody else", finding.dissent)
+
+
+def _evidence(title: str, items: Sequence[Evidence]) -> list[str]:
+    if not items:
+        return []
+    shown = [f"- {_md(item.surface)}: {_md(item.detail)}" for item in items[:FAULTS_SHOWN_MAX]]
+    more = len(items) - FAULTS_SHOWN_MAX
+    return ["", f"{title}:", "", *shown, *([f"- and {more} more"] if more > 0 else [])]
+
+
+def _decision(incident: Incident) -> list[str]:
+    decision = incident.decision
+    if decision is None:
+        return ["## Decision", "", "Nothing has been decided yet."]
+    mode = "the job ends as failed" if decision.mode is None else decision.mode.value
+    lines = ["## Decision", "", f"**{_md(mode)}**: {_md(decision.reason)}."]
+    if decision.exclude_nodes:
+        lines += ["", f"Left out from now on: {_md(', '.join(decision.exclude_nodes))}."]
+    return lines
+
+
+def _checkpoints(incident: Incident) -> list[str]:
+    if not incident.checkpoints:
+        return []
+    rows = [
+        f"| {_md(choice.prefix)} | {'none' if choice.step is None else choice.step} "
+        f"| {_md(choice.path or '')} | {_md(choice.reason)} |"
+        for choice in incident.checkpoints
+    ]
+    head = ["## Checkpoint", "", "| Prefix | Step | Path | Why |", "|---|---:|---|---|"]
+    return [*head, *rows]
+
+
+def _moves(incident: Incident) -> list[str]:
+    if not incident.moves:
+        return []
+    rows = [
+        f"| {move.group_rank} | {_md(move.from_node)} | {_md(move.to_node)} | {_md(move.reason)} |"
+        for move in incident.moves
+    ]
+    head = ["## Rank moves", "", "| Group rank | From | To | Why |", "|---:|---|---|---|"]
+    return [*head, *rows]
+
+
+def _tails(incident: Incident) -> list[str]:
+    tails = {rank: lines for rank, lines in incident.log_tails.items() if lines}
+    if not tails:
+        return []
+    shown = sorted(tails, key=natural_key)[:TAIL_RANKS_MAX]
+    text = ["## Last output"]
+    for rank in shown:
+        text += ["", f"Rank {_md(rank)}:", "", *_code(tails[rank][-TAIL_LINES_MAX:])]
+    more = len(tails) - len(shown)
+    return [*text, *(["", f"And {more} more ranks."] if more > 0 else [])]
+
+
+# --- leaves -------------------------------------------------------------------------------------
+
+
+def _md(text: str) -> str:
+    """Return foreign ``text`` as one line that Markdown shows as it is."""
+    return _MARKUP.sub(r"\\\1", one_line(text))
+
+
+def _code(lines: Iterable[str]) -> list[str]:
+    """Return lines as an indented block, which no content can end."""
+    return [f"    {one_line(line)}" for line in lines]
+
+
+def _strong(text: str, strong: bool) -> str:
+    return f"**{text}**" if strong else text
+
+
+def _clock(at_ns: int) -> str:
+    """Return the wall clock time, or the bare number where no calendar reaches."""
+    try:
+        moment = datetime.fromtimestamp(at_ns // 1_000_000_000, tz=UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(at_ns)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{at_ns // 1_000_000 % 1000:03d}"
