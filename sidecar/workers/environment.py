@@ -1,0 +1,78 @@
+"""What a worker finds in its environment: torchrun's variables and Outrider's own.
+
+A pure function of the start command, the node's size and the sidecar's own environment.  User
+values win only where torchrun lets them win (``OMP_NUM_THREADS``) and where the start says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidecar.api import Start
+from worker_shim.messages import (
+    GENERATION_ENV,
+    PROGRESS_PAGE_ENV,
+    PROGRESS_TOKEN_ENV,
+    SOCKET_ENV,
+)
+
+LAUNCH_MARK_ENV: Final = "OUTRIDER_LAUNCH_MARK"
+"""Stands in the environment of a worker and of all that it starts, so that an orphan is known."""
+
+ROLE_NAME: Final = "default"
+MAX_RESTARTS: Final = 0
+"""Restarts inside the launcher: none, the coordinator decides about restarts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where one worker stands and which of the node's things belong to it."""
+
+    local_rank: int
+    nproc: int
+    job: str
+    socket_path: str
+    page_path: str
+    page_token: int
+    error_file: str
+    launch_mark: str
+
+
+def worker_environment(
+    start: Start, place: WorkerPlace, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the whole environment of one worker of ``start``."""
+    rank = start.group_rank * place.nproc + place.local_rank
+    world_size = start.nnodes * place.nproc
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    ranks = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "GROUP_RANK": str(start.group_rank),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": ROLE_NAME,
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(place.nproc),
+        "GROUP_WORLD_SIZE": str(start.nnodes),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": str(start.master_port),
+        "JOB_RESTART_COUNT": str(start.fault_count),
+        "TORCHELASTIC_RESTART_COUNT": str(start.fault_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
+        "TORCHELASTIC_RUN_ID": place.job,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": place.error_file,
+    }
+    ours = {
+        SOCKET_ENV: place.socket_path,
+        PROGRESS_PAGE_ENV: place.page_path,
+        PROGRESS_TOKEN_ENV: str(place.page_token),
+        GENERATION_ENV: str(start.generation),
+        LAUNCH_MARK_ENV: place.launch_mark,
+    }
+    return {**defaults, **inherited, **ranks, **start.env, **ours}

@@ -1,0 +1,53 @@
+"""A rank's output files: where they are, how they are opened, and their last lines."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+TAIL_BYTES_MAX: Final = 16 << 10
+"""How far from its end a file is read for its last lines."""
+LINE_CHARS_MAX: Final = 400
+"""A last line is shown to a person; longer ones are cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFiles:
+    """One rank's files.  ``error`` is where ``torch.distributed.elastic`` writes a traceback."""
+
+    stdout: Path
+    stderr: Path
+    error: Path
+
+
+@contextlib.contextmanager
+def open_rank_files(folder: Path) -> Iterator[tuple[LogFiles, BinaryIO, BinaryIO]]:
+    """Create the files of one rank; those of an earlier run of the same number step aside."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = LogFiles(
+        stdout=folder / "stdout.log", stderr=folder / "stderr.log", error=folder / "error.json"
+    )
+    for path in (files.stdout, files.stderr, files.error):
+        if path.exists():
+            path.replace(path.with_name(f"{path.name}.1"))
+    with files.stdout.open("ab") as stdout, files.stderr.open("ab") as stderr:
+        yield files, stdout, stderr
+
+
+def last_lines(files: LogFiles, count: int) -> tuple[str, ...]:
+    """Return the last ``count`` lines of standard error, or of standard output if it is empty."""
+    return _tail(files.stderr, count) or _tail(files.stdout, count)
+
+
+def _tail(path: Path, count: int) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES_MAX))
+            text = file.read(TAIL_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ()
+    lines = [line.rstrip()[:LINE_CHARS_MAX] for line in text.splitlines() if line.strip()]
+    return tuple(lines[-count:])

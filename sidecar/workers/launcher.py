@@ -1,0 +1,339 @@
+"""Starts, hears and ends this node's workers.
+
+A worker leads its own session, writes to files (a pipe that nobody reads would block it), dies
+with the sidecar, and takes its descendants with it.  This shell reports what happened, with the
+true cause, and decides nothing about what follows: `WorkersGone` is said only when the kernel
+knows no process of the generation any more.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scout.progress import ProgressPageError
+from sidecar.api import ExitCause, Start
+from sidecar.events import SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
+from sidecar.workers.environment import WorkerPlace, worker_environment
+from sidecar.workers.files import LogFiles, last_lines, open_rank_files
+from sidecar.workers.orphans import (
+    WORKERS_REMEMBERED_MAX,
+    Family,
+    find_strays,
+    kill_orphans,
+)
+from sidecar.workers.pages import ProgressPages
+from sidecar.workers.processes import (
+    become_subreaper,
+    die_with_parent,
+    process_state,
+    reap,
+    signal_group,
+)
+
+STATE_POLL_S: Final = 0.02
+"""Between two looks at workers that were asked to leave, and at orphans that were killed."""
+STUCK_WARNING_S: Final = 10.0
+"""A process that outlives SIGKILL this long hangs in the kernel: say so, and again as often."""
+STRAYS_PERIOD_S: Final = 10.0
+"""How often ended orphans are collected while training goes on."""
+LAST_LINES: Final = 20
+
+_LOG = logging.getLogger(__name__)
+
+LauncherEvent = WorkersSpawned | SpawnFailed | WorkerExited | WorkersGone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """What stays the same from generation to generation.
+
+    ``sole_parent`` says that this process starts nothing but workers, so that any other child
+    it has is an orphan of theirs; where it is False, only marked children are.
+    """
+
+    job: str
+    node: str
+    nproc: int
+    command: tuple[str, ...]
+    log_dir: Path
+    socket_path: str
+    inherited: Mapping[str, str]
+    sole_parent: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """A started process, until its exit was collected."""
+
+    generation: int
+    local_rank: int
+    rank: int
+    pid: int
+    files: LogFiles
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+
+@dataclass(slots=True)
+class _Ending:
+    """The one stop that is under way; a later, harsher one sharpens it."""
+
+    generation: int
+    deadline: float
+    changed: asyncio.Event
+
+
+class Launcher:
+    """The workers of one node.  Every method belongs to the event loop's thread.
+
+    ``put`` receives the events; ``before_exit`` is called with the generation and local rank
+    of a worker that ended, before its `WorkerExited` is put, so that the last words of its log
+    can be heard first.
+    """
+
+    def __init__(
+        self,
+        settings: LaunchSettings,
+        pages: ProgressPages,
+        put: Callable[[LauncherEvent], None],
+        before_exit: Callable[[int, int], None] = lambda _generation, _local_rank: None,
+    ) -> None:
+        self._settings = settings
+        self._pages = pages
+        self._put = put
+        self._before_exit = before_exit
+        self._workers: dict[int, Worker] = {}
+        self._files: dict[int, dict[int, LogFiles]] = {}
+        self._marks: dict[int, str] = {}
+        self._ending: _Ending | None = None
+        self._ending_task: asyncio.Task[None] | None = None
+        if not become_subreaper():
+            _LOG.warning("not a subreaper: a detached process of a worker can outlive a stop")
+
+    # --- asked for by the core ------------------------------------------------------------
+
+    def spawn(self, start: Start) -> None:
+        """Start every worker of ``start``.  Ends in `WorkersSpawned` or `SpawnFailed`."""
+        if self._ending is not None:
+            reason = f"generation {self._ending.generation} is still being stopped"
+            self._put(SpawnFailed(generation=start.generation, reason=reason))
+            return
+        started: list[Worker] = []
+        try:
+            for local_rank in range(self._settings.nproc):
+                started.append(self._spawn_one(start, local_rank))  # noqa: PERF401 - kept on error
+        except (OSError, ProgressPageError, subprocess.SubprocessError) as error:
+            for worker in started:
+                self._abandon(worker)
+            self._pages.remove(start.generation)
+            self._put(SpawnFailed(generation=start.generation, reason=_spawn_reason(error)))
+            return
+        loop = asyncio.get_running_loop()
+        for worker in started:
+            self._workers[worker.pid] = worker
+            loop.add_reader(worker.pidfd, self._collect, worker.pid)
+        self._files[start.generation] = {w.local_rank: w.files for w in started}
+        pids = {worker.local_rank: worker.pid for worker in started}
+        self._put(WorkersSpawned(generation=start.generation, pids=pids))
+
+    def kill(self, generation: int, grace_s: float) -> None:
+        """End every worker of ``generation`` and older.  Ends in `WorkersGone`.
+
+        Asked again while it is under way, the higher generation and the earlier deadline hold.
+        """
+        deadline = asyncio.get_running_loop().time() + max(0.0, grace_s)
+        if self._ending is not None:
+            self._ending.generation = max(self._ending.generation, generation)
+            self._ending.deadline = min(self._ending.deadline, deadline)
+            self._ending.changed.set()
+            return
+        self._ending = _Ending(generation, deadline, asyncio.Event())
+        self._ending_task = asyncio.create_task(self._end(self._ending))
+
+    # --- asked for by other shells --------------------------------------------------------
+
+    def worker_of(self, pid: int) -> Worker | None:
+        """Return the running worker with this process id."""
+        return self._workers.get(pid)
+
+    def log_files(self, generation: int) -> Mapping[int, LogFiles]:
+        """Return local rank -> output files of ``generation``, empty when it never ran here."""
+        return self._files.get(generation, {})
+
+    async def collect_strays(self) -> None:
+        """Reap orphans that ended by themselves, for as long as the sidecar runs."""
+        while True:
+            await asyncio.sleep(STRAYS_PERIOD_S)
+            strays = await asyncio.to_thread(find_strays, self._family(ended_generation=-1))
+            for pid in strays:
+                if pid not in self._marks:  # a worker may have been started meanwhile
+                    reap(pid)
+
+    async def close(self) -> None:
+        """End everything at once and wait until it is gone."""
+        newest = max((w.generation for w in self._workers.values()), default=0)
+        self.kill(max(newest, *self._files, 0), grace_s=0.0)
+        if self._ending_task is not None:
+            await self._ending_task
+
+    # --- starting -------------------------------------------------------------------------
+
+    def _spawn_one(self, start: Start, local_rank: int) -> Worker:
+        settings = self._settings
+        rank = start.group_rank * settings.nproc + local_rank
+        folder = settings.log_dir / settings.job / settings.node / f"gen_{start.generation}"
+        page = self._pages.create(start.generation, rank, local_rank)
+        mark = secrets.token_hex(8)
+        with open_rank_files(folder / f"rank_{rank}") as (files, stdout, stderr):
+            place = WorkerPlace(
+                local_rank=local_rank,
+                nproc=settings.nproc,
+                job=settings.job,
+                socket_path=settings.socket_path,
+                page_path=str(page.path),
+                page_token=page.token,
+                error_file=str(files.error),
+                launch_mark=mark,
+            )
+            process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+                settings.command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=worker_environment(start, place, settings.inherited),
+                start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - two system calls, no lock
+            )
+        self._pages.bind(start.generation, local_rank, process.pid)
+        self._remember(process.pid, mark)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        return Worker(
+            generation=start.generation,
+            local_rank=local_rank,
+            rank=rank,
+            pid=process.pid,
+            files=files,
+            process=process,
+            pidfd=pidfd,
+        )
+
+    def _remember(self, pid: int, mark: str) -> None:
+        self._marks.pop(pid, None)
+        self._marks[pid] = mark
+        while len(self._marks) > WORKERS_REMEMBERED_MAX:
+            del self._marks[next(iter(self._marks))]
+
+    def _abandon(self, worker: Worker) -> None:
+        signal_group(worker.pid, signal.SIGKILL)
+        worker.process.wait()
+        os.close(worker.pidfd)
+
+    # --- hearing --------------------------------------------------------------------------
+
+    def _collect(self, pid: int) -> None:
+        """Report the end of worker ``pid``; its pidfd became readable."""
+        worker = self._workers[pid]
+        # Not reaped yet: its number still means this group, so its children can be hit safely.
+        peek = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if peek is None:
+            return
+        if not (peek.si_code == os.CLD_EXITED and peek.si_status == 0):
+            signal_group(pid, signal.SIGKILL)
+        status = reap(pid)
+        assert status is not None, "nobody else reaps a worker"
+        asyncio.get_running_loop().remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        del self._workers[pid]
+        cause = exit_cause(status)
+        worker.process.returncode = -(cause.signal or 0) or (cause.code or 0)
+        if self._ending is not None:
+            self._ending.changed.set()
+        self._before_exit(worker.generation, worker.local_rank)
+        self._put(
+            WorkerExited(
+                generation=worker.generation,
+                local_rank=worker.local_rank,
+                pid=pid,
+                cause=cause,
+                last_lines=last_lines(worker.files, LAST_LINES),
+            )
+        )
+
+    # --- ending ---------------------------------------------------------------------------
+
+    async def _end(self, ending: _Ending) -> None:
+        for worker in self._meant(ending):
+            signal_group(worker.pid, signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        while loop.time() < ending.deadline and self._meant(ending):
+            for worker in self._meant(ending):
+                if process_state(worker.pid) in "Tt":  # it cannot hear a polite signal
+                    signal_group(worker.pid, signal.SIGKILL)
+            await _changed(ending, min(STATE_POLL_S, ending.deadline - loop.time()))
+        await self._kill_until_gone(ending)
+        self._ending = None
+        self._pages.remove(ending.generation)
+        for old in [g for g in self._files if g < ending.generation]:
+            del self._files[old]
+        self._put(WorkersGone(generation=ending.generation))
+
+    async def _kill_until_gone(self, ending: _Ending) -> None:
+        loop = asyncio.get_running_loop()
+        complain_at = loop.time() + STUCK_WARNING_S
+        while True:
+            meant = self._meant(ending)
+            for worker in meant:
+                signal_group(worker.pid, signal.SIGKILL)
+            left = await asyncio.to_thread(kill_orphans, self._family(ending.generation))
+            if not left and not self._meant(ending):
+                return
+            if loop.time() >= complain_at:
+                names = sorted({*left, *(w.pid for w in self._meant(ending))})
+                _LOG.warning("processes %s outlive SIGKILL; they hang in the kernel", names)
+                complain_at = loop.time() + STUCK_WARNING_S
+            await _changed(ending, STATE_POLL_S)
+
+    def _meant(self, ending: _Ending) -> list[Worker]:
+        return [w for w in self._workers.values() if w.generation <= ending.generation]
+
+    def _family(self, ended_generation: int) -> Family:
+        workers = self._workers.values()
+        return Family(
+            marks=dict(self._marks),
+            running=frozenset(w.pid for w in workers),
+            keep=frozenset(w.pid for w in workers if w.generation > ended_generation),
+            sole_parent=self._settings.sole_parent,
+        )
+
+
+async def _changed(ending: _Ending, wait_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ending.changed.wait(), max(0.0, wait_s))
+    ending.changed.clear()
+
+
+def exit_cause(status: int) -> ExitCause:
+    """Return what a raw wait status says."""
+    if os.WIFSIGNALED(status):
+        return ExitCause(signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
+    return ExitCause(code=os.WEXITSTATUS(status))
+
+
+def _spawn_reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return f"cannot start a worker: {error.strerror}{where}"
+    return f"cannot start a worker: {error}"

@@ -1,0 +1,85 @@
+"""Descendants that outlive their worker: which they are, and how they are ended.
+
+A process is ours when it hangs below the sidecar (its subreaper) and stands in a worker's session,
+carries a worker's mark, or descends from such a one.  Nobody else is touched, whatever its number.
+"""
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sidecar.workers.environment import LAUNCH_MARK_ENV
+from sidecar.workers.processes import (
+    ProcessInfo,
+    all_processes,
+    carries_mark,
+    descendants,
+    reap,
+    signal_process,
+)
+
+WORKERS_REMEMBERED_MAX: Final = 4096
+"""Workers whose sessions and marks are kept: 64 a node for 64 generations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A copy of what is known about our workers, for a look from another thread.
+
+    ``marks`` maps every worker ever started to its mark, ``running`` are those not reaped yet,
+    ``keep`` those of them that stay.  ``sole_parent`` makes every other child of this process
+    an orphan.
+    """
+
+    marks: Mapping[int, str]
+    running: frozenset[int]
+    keep: frozenset[int]
+    sole_parent: bool
+
+
+def kill_orphans(family: Family) -> tuple[int, ...]:
+    """Kill and reap orphans; return the pids that need another look."""
+    table = all_processes()
+    left: list[int] = []
+    for pid in sorted(_orphans(family, table)):
+        info = table[pid]
+        if info.state != "Z":
+            signal_process(info, signal.SIGKILL)
+            left.append(pid)
+        elif info.parent == os.getpid():
+            reap(pid)
+        else:  # becomes ours to reap when its parent is gone
+            left.append(pid)
+    return tuple(left)
+
+
+def find_strays(family: Family) -> tuple[int, ...]:
+    """Return orphans that ended by themselves and wait for us to collect them."""
+    us = os.getpid()
+    return tuple(
+        info.pid
+        for info in all_processes().values()
+        if info.parent == us
+        and info.state == "Z"
+        and info.pid not in family.marks
+        and (family.sole_parent or info.session in family.marks)
+    )
+
+
+def _orphans(family: Family, table: Mapping[int, ProcessInfo]) -> set[int]:
+    us = os.getpid()
+    leaders = family.marks.keys() - family.keep
+    marks = [family.marks[leader] for leader in leaders]
+    spared = family.running.union(*(descendants(leader, table) for leader in family.keep))
+    candidates = descendants(us, table) - spared
+
+    def ours(info: ProcessInfo) -> bool:
+        if info.session in leaders:
+            return True
+        adopted = info.parent == us
+        return adopted and (family.sole_parent or carries_mark(info.pid, LAUNCH_MARK_ENV, marks))
+
+    roots = {pid for pid in candidates if ours(table[pid])}
+    return roots.union(*(descendants(root, table) for root in roots)) - spared

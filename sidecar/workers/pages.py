@@ -1,0 +1,152 @@
+"""This node's progress pages: made before a worker starts, read on a tick, removed afterwards.
+
+One folder per sidecar, on shared memory where the machine has it.  A page that cannot be read
+makes its rank's progress "not known"; it never makes the rank look healthy.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from scout.clock import Instant, since
+from scout.hang import RankSnapshot
+from scout.progress import PageReader, Progress, ProgressPageError, create_page
+from sidecar.events import ProgressObserved
+from sidecar.workers.processes import process_state
+
+TICK_S: Final = 0.25
+"""How often pages are read.  A read costs microseconds; a judgement needs seconds of silence."""
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - named after what it is, entries are 0700
+FOLDER_NAME_CHARS_MAX: Final = 200
+"""File names end at 255 bytes; the digest that makes ours unique must still fit."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Page:
+    """One rank's page and the process that writes it."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    path: Path
+    token: int
+    reader: PageReader | None = None
+    pid: int | None = None
+
+
+class ProgressPages:
+    """The pages of one sidecar.  ``identity`` tells it from any other on this machine."""
+
+    def __init__(self, *, job: str, node: str, identity: str) -> None:
+        self._node = node
+        self._folder = _page_folder(job, node, identity)
+        self._pages: dict[tuple[int, int], Page] = {}
+        shutil.rmtree(self._folder, ignore_errors=True)  # left by one that was killed
+
+    def create(self, generation: int, rank: int, local_rank: int) -> Page:
+        """Create a rank's page.  Raises `OSError` or `ProgressPageError`."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        token = secrets.randbits(63)
+        path = self._folder / f"generation-{generation}-rank-{rank}-{token:016x}"
+        create_page(path, token)
+        page = Page(generation, rank, local_rank, path, token)
+        page.reader = PageReader.open(path, token)
+        self._pages[generation, local_rank] = page
+        return page
+
+    def bind(self, generation: int, local_rank: int, pid: int) -> None:
+        """Say which process writes the page."""
+        self._pages[generation, local_rank].pid = pid
+
+    def snapshots(self, now: Instant) -> tuple[RankSnapshot, ...]:
+        """Look at every rank of the newest generation, in rank order."""
+        newest = self.generation()
+        mine = [page for page in self._pages.values() if page.generation == newest]
+        return tuple(self._snapshot(page, now) for page in sorted(mine, key=lambda p: p.rank))
+
+    def generation(self) -> int | None:
+        """Return the newest generation that has pages here."""
+        return max((page.generation for page in self._pages.values()), default=None)
+
+    def ranks(self) -> Mapping[int, int]:
+        """Return local rank -> global rank of the newest generation."""
+        newest = self.generation()
+        return {p.local_rank: p.rank for p in self._pages.values() if p.generation == newest}
+
+    def remove(self, generation: int) -> None:
+        """Remove the pages of ``generation`` and older."""
+        for key, page in list(self._pages.items()):
+            if page.generation <= generation:
+                del self._pages[key]
+                if page.reader is not None:
+                    page.reader.close()
+                page.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove every page and the folder."""
+        self.remove(max((page.generation for page in self._pages.values()), default=0))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _snapshot(self, page: Page, now: Instant) -> RankSnapshot:
+        blank = RankSnapshot(
+            rank=page.rank,
+            node=self._node,
+            local_rank=page.local_rank,
+            process_state=None if page.pid is None else process_state(page.pid),
+        )
+        progress = _read(page)
+        if progress is None:
+            return blank
+        return replace(
+            blank,
+            step=progress.step,
+            phase=progress.phase,
+            collective_seq=progress.collective_seq,
+            progress_age_ns=_age(progress.progress_ns, now),
+            heartbeat_age_ns=_age(progress.beat_ns, now),
+        )
+
+
+async def tick_pages(
+    pages: ProgressPages, put: Callable[[ProgressObserved], None], period_s: float = TICK_S
+) -> None:
+    """Report what the pages say every ``period_s`` while there are any."""
+    while True:
+        await asyncio.sleep(period_s)
+        generation = pages.generation()
+        if generation is not None:
+            seen = pages.snapshots(Instant(time.monotonic_ns()))
+            put(ProgressObserved(generation=generation, ranks=seen))
+
+
+def _read(page: Page) -> Progress | None:
+    if page.reader is None:
+        return None
+    try:
+        return page.reader.read()
+    except (ProgressPageError, ValueError) as error:
+        _LOG.warning("progress of rank %d is not known any more: %s", page.rank, error)
+        page.reader.close()
+        page.reader = None
+        return None
+
+
+def _age(then_ns: int | None, now: Instant) -> int | None:
+    return None if then_ns is None else since(Instant(then_ns), now)
+
+
+def _page_folder(job: str, node: str, identity: str) -> Path:
+    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return base / f"{f'outrider-{job}-{node}'[:FOLDER_NAME_CHARS_MAX]}-{digest}"

@@ -1,0 +1,137 @@
+"""What the kernel says about processes: states, families, and who must go.
+
+Reads ``/proc`` and signals through pidfds, so that a number that was given to another process in
+the meantime is never hit.  It decides nothing about generations or ranks.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+GONE: Final = "X"
+"""Process state letter of a process that does not exist."""
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PRCTL: Final = _LIBC.prctl
+_PRCTL.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """One line of ``/proc/<pid>/stat``.  ``started`` tells two owners of one pid apart."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    started: int
+
+
+def become_subreaper() -> bool:
+    """Make orphans of our workers our children.  Returns False where the kernel refuses."""
+    return int(_PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+
+
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """Return a function for the child between fork and exec: SIGKILL when ``parent`` ends."""
+    prctl, getppid, leave = _PRCTL, os.getppid, os._exit
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if getppid() != parent:  # it ended before the line above
+            leave(127)
+
+    return prepare
+
+
+def read_process(pid: int) -> ProcessInfo | None:
+    """Return what the kernel says about ``pid``, or None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name stands in parentheses and may itself hold blanks and parentheses.
+    rest = text[text.rfind(")") + 2 :].split()
+    return ProcessInfo(
+        pid=pid,
+        state=rest[0],
+        parent=int(rest[1]),
+        group=int(rest[2]),
+        session=int(rest[3]),
+        started=int(rest[19]),
+    )
+
+
+def process_state(pid: int) -> str:
+    """Return the state letter of ``pid``, `GONE` when it does not exist."""
+    info = read_process(pid)
+    return GONE if info is None else info.state
+
+
+def all_processes() -> dict[int, ProcessInfo]:
+    """Return every process that can be seen, by pid."""
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    found = (read_process(pid) for pid in pids)
+    return {info.pid: info for info in found if info is not None}
+
+
+def descendants(root: int, table: Mapping[int, ProcessInfo]) -> set[int]:
+    """Return every pid below ``root`` in ``table``."""
+    children: dict[int, list[int]] = {}
+    for info in table.values():
+        children.setdefault(info.parent, []).append(info.pid)
+    below: set[int] = set()
+    todo = [root]
+    while todo:
+        for pid in children.get(todo.pop(), ()):
+            if pid not in below:
+                below.add(pid)
+                todo.append(pid)
+    return below
+
+
+def carries_mark(pid: int, name: str, marks: Iterable[str]) -> bool:
+    """Return whether the environment ``pid`` was started with has ``name`` set to a mark."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    wanted = {f"{name}={mark}".encode() for mark in marks}
+    return not wanted.isdisjoint(environ.split(b"\0"))
+
+
+def signal_process(info: ProcessInfo, number: signal.Signals) -> None:
+    """Signal exactly the process in ``info``; a later owner of its pid is left alone."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(info.pid)
+        try:
+            present = read_process(info.pid)
+            if present is not None and present.started == info.started:
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def signal_group(leader: int, number: signal.Signals) -> None:
+    """Signal the process group of ``leader``, whose pid the caller still holds unreaped."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, number)
+
+
+def reap(pid: int) -> int | None:
+    """Collect the wait status of our child ``pid``; None while it lives or when it is not ours."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return status if found == pid else None
