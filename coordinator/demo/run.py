@@ -1,0 +1,220 @@
+"""Runs the demo: waits until training is healthy, breaks it, watches the recovery, next one."""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.cli.errors import UserError
+from coordinator.demo.cluster import Cluster, Layout
+from coordinator.demo.reference import find_digest, run_reference
+from coordinator.demo.scenarios import SPARES, WORKERS, Scenario
+from coordinator.demo.show import Result, Screen, named
+
+STEPS_AT_REST: Final = 10
+"""Steps at the beginning and at the end of which nothing is broken."""
+STEPS_PER_FAULT: Final = 14
+"""Steps granted to each fault: two checkpoint intervals before it and some after."""
+CHECKPOINT_EVERY: Final = 5
+HEALTHY_WITHIN_S: Final = 90.0
+"""Longest wait for a healthy, stepping job; a loaded laptop takes 20 s to start four workers."""
+RECOVERED_WITHIN_S: Final = 90.0
+POLL_S: Final = 0.05
+
+SPEC: Final = f"""\
+name: demo
+nprocPerNode: 1
+replicaSpecs:
+  - name: workers
+    replicas: {len(WORKERS)}
+runPolicy:
+  jobMaxRetryCount: 20
+  restartPolicy:
+    evalPeriodSeconds: 3600
+progressPolicy:
+  stallTimeoutSeconds: 5
+"""
+
+
+def run_demo(script: Path, scenarios: Sequence[Scenario], keep: Path | None) -> int:
+    """Run ``scenarios`` in turn; return 0 when every culprit was right and the weights match."""
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=False)
+        return _run(_layout(keep.resolve(), script, scenarios), scenarios)
+    with tempfile.TemporaryDirectory(prefix="outrider-demo-") as folder:
+        return _run(_layout(Path(folder), script, scenarios), scenarios)
+
+
+def _layout(root: Path, script: Path, scenarios: Sequence[Scenario]) -> Layout:
+    steps = 2 * STEPS_AT_REST + STEPS_PER_FAULT * len(scenarios)
+    return Layout(root=root, script=script, steps=steps, checkpoint_every=CHECKPOINT_EVERY)
+
+
+def _run(layout: Layout, scenarios: Sequence[Scenario]) -> int:
+    screen = Screen()
+    screen.say(
+        f"reference: {layout.steps} steps on {len(WORKERS)} ranks under torchrun, without Outrider"
+    )
+    expected = run_reference(layout, len(WORKERS))
+    screen.say(f"reference: final weights sha256 {expected[:16]}...")
+    screen.say(f"cluster: coordinator, {len(WORKERS)} nodes, {len(SPARES)} spare")
+    cluster = Cluster(layout=layout, workers=WORKERS, spares=SPARES, spec=SPEC)
+    with cluster:
+        results = []
+        for number, scenario in enumerate(scenarios):
+            _await_healthy(cluster, STEPS_AT_REST + STEPS_PER_FAULT * number)
+            results.append(_break(cluster, scenario, screen))
+        screen.say("no more faults: waiting for the run to end")
+        _await_end(cluster)
+    digest = find_digest(list(layout.root.glob("node-*/logs/**/stdout.log")))
+    screen.results(results)
+    same = digest == expected
+    screen.say(
+        "final weights are bit-identical to the run without faults"
+        if same
+        else f"final weights DIFFER from the run without faults: {digest} is not {expected}",
+        "ok" if same else "bad",
+    )
+    right = sum(not result.wrong for result in results)
+    screen.say(
+        f"{right} of {len(results)} culprits right", "ok" if right == len(results) else "bad"
+    )
+    return 0 if same and right == len(results) else 1
+
+
+def _break(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
+    before = set(cluster.incident_ids())
+    injected_ns = time.time_ns()
+    injected = scenario.inject(cluster)
+    screen.say(f"{scenario.name}: {injected}", "inject")
+    incident = _follow(cluster, before, screen)
+    result = _result(scenario, injected, injected_ns, incident)
+    verdict = "right" if not result.wrong else f"WRONG ({result.wrong})"
+    screen.say(
+        f"{scenario.name}: named {result.named}: {verdict}", "ok" if not result.wrong else "bad"
+    )
+    return result
+
+
+def _follow(cluster: Cluster, before: set[str], screen: Screen) -> dict[str, Any]:
+    """Print an incident's milestones as they come; return it once it is closed."""
+    shown: set[str] = set()
+    found: dict[str, Any] = {}
+
+    def closed() -> bool:
+        fresh = [item for item in cluster.incident_ids() if item not in before]
+        if not fresh:
+            return False
+        found.update(cluster.incident(fresh[-1]))
+        for milestone in found["milestones"]:
+            phase = milestone["phase"]
+            if phase not in shown:
+                shown.add(phase)
+                _tell(phase, found, screen)
+        return bool(found["outcome"] in ("recovered", "failed"))
+
+    _await(closed, RECOVERED_WITHIN_S, "the recovery", cluster)
+    return found
+
+
+def _tell(phase: str, incident: dict[str, Any], screen: Screen) -> None:
+    decision, choices = incident["decision"], incident["checkpoints"]
+    match phase:
+        case "detected":
+            screen.say(f"  detected: {incident['trigger']}")
+        case "localized":
+            screen.say(f"  culprit: {incident['finding']['why']}")
+        case "stopped":
+            screen.say("  every node has stopped")
+        case "decided":
+            screen.say(f"  decided: {decision['reason']}")
+            for choice in choices:
+                screen.say(f"  checkpoint: {choice['reason']}")
+        case "assigned":
+            for move in incident["moves"]:
+                screen.say(
+                    f"  group rank {move['group_rank']}: {move['from_node']} -> {move['to_node']}"
+                )
+        case "first_step":
+            screen.say("  first step on every rank")
+
+
+def _result(
+    scenario: Scenario, injected: str, injected_ns: int, incident: dict[str, Any]
+) -> Result:
+    at = {item["phase"]: (item["at_ns"] - injected_ns) / 1e9 for item in incident["milestones"]}
+    finding, decision = incident["finding"] or {}, incident["decision"] or {}
+    culprit = finding.get("culprit")
+    choices = incident["checkpoints"]
+    return Result(
+        scenario=scenario.name,
+        injected=injected,
+        detect_s=at.get("detected"),
+        named=named(culprit),
+        kind=culprit["kind"] if culprit else "-",
+        why=finding.get("why", "no verdict"),
+        decision=decision.get("reason", "nothing was decided"),
+        checkpoint="; ".join(choice["reason"] for choice in choices) or "none was confirmed yet",
+        recover_s=at.get("first_step"),
+        steps_lost=incident["steps_lost"],
+        wrong=_mistake(scenario, incident, culprit),
+    )
+
+
+def _mistake(scenario: Scenario, incident: dict[str, Any], culprit: dict[str, Any] | None) -> str:
+    truth = scenario.expected
+    if incident["outcome"] != "recovered":
+        return f"the incident ended as {incident['outcome']}"
+    if culprit is None:
+        return "nobody was named"
+    for name in ("kind", "node", "rank", "gpu"):
+        if culprit[name] != getattr(truth, name):
+            return f"{name} is {culprit[name]}, the truth is {getattr(truth, name)}"
+    if truth.replaced_by is not None:
+        moves = [(move["from_node"], move["to_node"]) for move in incident["moves"]]
+        if moves != [(truth.node, truth.replaced_by)]:
+            return f"ranks moved {moves}, expected {truth.node} -> {truth.replaced_by}"
+    return ""
+
+
+# --- waiting --------------------------------------------------------------------------------
+
+
+def _await_healthy(cluster: Cluster, step: int) -> None:
+    """Wait until the job runs without an open incident, past ``step``, with a checkpoint."""
+
+    def healthy() -> bool:
+        job = cluster.job()
+        saved = [item["step"] for item in job["complete_checkpoints"]]
+        return (
+            job["phase"] == "running"
+            and job["open_incident"] is None
+            and (job["step"] or 0) >= step
+            and bool(saved)
+        )
+
+    _await(healthy, HEALTHY_WITHIN_S, f"a healthy job at step {step}", cluster)
+
+
+def _await_end(cluster: Cluster) -> None:
+    def ended() -> bool:
+        return all(process.poll() is not None for process in cluster.processes.values())
+
+    deadline = time.monotonic() + RECOVERED_WITHIN_S
+    while not ended():
+        if time.monotonic() > deadline:
+            raise UserError(f"the job did not end: {cluster.job()['phase']}")
+        time.sleep(POLL_S)
+
+
+def _await(done: Callable[[], bool], within_s: float, what: str, cluster: Cluster) -> None:
+    deadline = time.monotonic() + within_s
+    while not done():
+        if (dead := cluster.dead()) is not None:
+            raise UserError(f"waiting for {what}, but {dead} ended: {cluster.tail(dead)}")
+        if time.monotonic() > deadline:
+            job = cluster.job()
+            waiting = job["waiting_for"] or f"the phase is {job['phase']}, step {job['step']}"
+            raise UserError(f"{what} took over {within_s:g} s: {waiting}")
+        time.sleep(POLL_S)
