@@ -34,7 +34,7 @@ SCHEMA_VERSION: Final = 1
 """Version of the tables (``user_version``); the JSON inside carries its own."""
 BUSY_TIMEOUT_S: Final = 5.0
 """How long a commit waits for somebody who reads the file with the sqlite3 shell."""
-INCIDENTS_KEPT_MAX: Final = 5_000
+INCIDENTS_KEPT_MAX: Final = 1_000
 """Incidents kept per job; a job that stops this often has other troubles than a lost page."""
 
 _SCHEMA: Final = f"""
@@ -111,14 +111,16 @@ class Journal:
 
     async def incidents(self, job: str, limit: int = INCIDENTS_KEPT_MAX) -> list[Incident]:
         """Return the newest ``limit`` incidents of ``job``, oldest first."""
-        rows = await self._in_thread(
-            lambda: self._connection.execute(
+
+        def newest() -> list[Incident]:
+            rows = self._connection.execute(
                 "SELECT json FROM incidents WHERE job = ? ORDER BY opened_at DESC, rowid DESC"
                 " LIMIT ?",
                 (job, limit),
             ).fetchall()
-        )
-        return [decode_incident(row[0]) for row in reversed(rows)]
+            return [decode_incident(row[0]) for row in reversed(rows)]
+
+        return await self._in_thread(newest)
 
     async def incident(self, job: str, incident_id: str) -> Incident | None:
         """Return one incident of ``job``, or None."""

@@ -31,7 +31,8 @@ BODY_BYTES_MAX: Final = 65_536
 WHY_CHARS_MAX: Final = 500
 WHO_CHARS_MAX: Final = 100
 INCIDENTS_LISTED_MAX: Final = 1_000
-"""Incidents in one list; newest first choice when there are more."""
+"""Incidents in one list: as many as the journal keeps."""
+INCIDENTS_LISTED_DEFAULT: Final = 100
 
 Who: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=WHO_CHARS_MAX)]
 Why: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=WHY_CHARS_MAX)]
@@ -120,7 +121,7 @@ _LIMIT: Final = Parameter(
         "type": "integer",
         "minimum": 1,
         "maximum": INCIDENTS_LISTED_MAX,
-        "default": INCIDENTS_LISTED_MAX,
+        "default": INCIDENTS_LISTED_DEFAULT,
     },
 )
 
@@ -192,7 +193,7 @@ class OperatorApi:
 
     async def incidents(self, request: web.Request) -> web.Response:
         """List incidents."""
-        text = request.query.get("limit", str(INCIDENTS_LISTED_MAX))
+        text = request.query.get("limit", str(INCIDENTS_LISTED_DEFAULT))
         if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= INCIDENTS_LISTED_MAX:
             raise web.HTTPBadRequest(text=f"limit must be 1 to {INCIDENTS_LISTED_MAX}")
         found = await self._journal.incidents(self._view().job, int(text))

@@ -71,7 +71,7 @@ def show(incident: Incident, out: Console) -> None:
             out.print()
             out.print(_line(heading, "bold cyan"))
             for item in body:
-                out.print(Padding(item, (0, 0, 0, 2)) if out.is_terminal else item)
+                out.print(Padding(item, (0, 0, 0, 2), expand=False) if out.is_terminal else item)
 
 
 def _what(incident: Incident) -> Iterable[RenderableType]:
@@ -122,7 +122,8 @@ def _decision(incident: Incident) -> Iterable[RenderableType]:
     if decision.backoff_s:
         yield _line(f"after a pause of {span(decision.backoff_s)}")
     if incident.steps_lost is not None:
-        yield _line(f"{incident.steps_lost} steps are trained again")
+        steps = "1 step is" if incident.steps_lost == 1 else f"{incident.steps_lost} steps are"
+        yield _line(f"{steps} trained again")
 
 
 def _checkpoints(incident: Incident) -> Iterable[RenderableType]:
