@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from coordinator.fault_case import TIE_NS, FaultCase, exit_reason, last_line, say, who
 from coordinator.incidents import Culprit, Finding, NodeFault
-from coordinator.lost_peer import is_victim
+from coordinator.lost_peer import is_victim, only_waited
 from coordinator.wording import one_line, rank_list
 from scout import hang
 from scout.hang import RankSnapshot
@@ -171,6 +171,13 @@ def _lost_peers_only(case: FaultCase) -> Finding | None:
     first, *rest = victims
     tied = case.tied(first, rest)
     told = f"{rank_list(case.ranks(victims))} only say that a peer was lost"
+    if all(only_waited(fault) for fault in victims):
+        others = set(range(case.world_size)) - set(case.ranks(victims))
+        missing = f"; {rank_list(others)} did not fail" if others else ""
+        return case.nobody(
+            f"{rank_list(case.ranks(victims))} gave up waiting for a peer{missing}, and nothing "
+            "says for whom they waited"
+        )
     if tied:
         names = rank_list(case.ranks([first, *tied]))
         return case.nobody(

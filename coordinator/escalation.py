@@ -14,7 +14,7 @@ from typing import Final
 
 from coordinator.incidents import Decision, Finding, NodeFault
 from coordinator.journal_format import Restart
-from coordinator.wording import one_line
+from coordinator.wording import one_line, output_line
 from sidecar.api import FaultKind
 from worker_shim.messages import RestartMode
 
@@ -120,7 +120,7 @@ def _startup_refusal(finding: Finding, faults: Sequence[NodeFault], *, stepped: 
 def _startup_line(fault: NodeFault) -> str | None:
     """Return the line that tells the start-up error, or None when the crash is of another kind."""
     report = fault.report
-    lines = [one_line(line) for line in report.evidence if line.strip()]
+    lines = [output_line(line) for line in report.evidence if line.strip()]
     telling = next((line for line in reversed(lines) if _STARTUP_ERROR.search(line)), None)
     by_code = report.exit is not None and report.exit.code == USAGE_EXIT_CODE
     if telling is None and not by_code:

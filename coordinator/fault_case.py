@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.incidents import Culprit, Finding, NodeFault
-from coordinator.wording import one_line, rank_list, signal_name
+from coordinator.wording import one_line, output_line, rank_list, signal_name
 from scout.hang import RankSnapshot
 from scout.verdict import Basis, Evidence
 from sidecar.api import FaultKind
@@ -130,7 +130,7 @@ class FaultCase:
 
 def last_line(fault: NodeFault) -> str:
     """Return the last line of a worker's output that the report carries, or an empty text."""
-    lines = [one_line(line) for line in fault.report.evidence if line.strip()]
+    lines = [output_line(line) for line in fault.report.evidence if line.strip()]
     return lines[-1] if lines else ""
 
 

@@ -22,6 +22,10 @@ _LOST_PEER: Final = re.compile(
     re.IGNORECASE,
 )
 
+_WAITED: Final = re.compile(
+    r"timed out waiting|collective operation timeout|client socket has timed out", re.IGNORECASE
+)
+
 _OWN_FAULT: Final = re.compile(
     r"cuda error|cuda failure|unhandled ?cuda ?error|out of memory|illegal memory access"
     r"|uncorrectable|segmentation fault|bus error",
@@ -42,3 +46,11 @@ def is_victim(fault: NodeFault) -> bool:
     return any(_LOST_PEER.search(line) for line in words) and not any(
         _OWN_FAULT.search(line) for line in words
     )
+
+
+def only_waited(fault: NodeFault) -> bool:
+    """Return whether a victim gave up waiting for a peer instead of losing its connection.
+
+    Which rank's time ran out first says nothing at all about who did not come.
+    """
+    return any(_WAITED.search(line) for line in (*fault.report.evidence, fault.report.message))

@@ -56,6 +56,7 @@ _SPACE: Final = re.compile(r"\s+")
 _CONTROL: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s?")
 _DIGITS: Final = re.compile(r"([0-9]{1,18})")
 
 
@@ -90,6 +91,11 @@ def one_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
     flat = _SPACE.sub(" ", _ANSI.sub("", text)).strip()
     safe = _CONTROL.sub(_escaped, flat)
     return safe if len(safe) <= chars_max else safe[: chars_max - 1] + "\u2026"
+
+
+def output_line(text: str) -> str:
+    """Return a worker's line without the ``[rank1]: `` that torch puts before a traceback's."""
+    return one_line(_RANK_PREFIX.sub("", text))
 
 
 def natural_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:

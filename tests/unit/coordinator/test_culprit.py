@@ -117,6 +117,23 @@ def test_victims_within_milliseconds_convict_nobody():
     assert "ranks 0, 2 did so within 5 ms" in finding.why
 
 
+def test_ranks_whose_time_ran_out_do_not_convict_one_of_themselves():
+    """The rank that waited longest is the one that certainly came."""
+    line = "RuntimeError: Timed out waiting 4000ms for recv operation to complete"
+    finding = judged(*[a_crash(rank, line, ms=90 * rank) for rank in (0, 2, 3)])
+    assert finding.outcome == "inconclusive"
+    assert "ranks 0, 2, 3 gave up waiting for a peer; rank 1 did not fail" in finding.why
+
+
+def test_the_prefix_that_torch_prints_does_not_hide_the_exception():
+    """With a process group, torch starts each line of a traceback with the rank."""
+    finding = judged(a_crash(1, "[rank1]: ValueError: bad batch"), a_crash(0, f"[rank0]: {GLOO}"))
+    assert named(finding) == ("node-1", 1)
+    assert finding.culprit.reason == "exit code 1, ValueError"
+    alike = judged(*[a_crash(rank, f"[rank{rank}]: KeyError: 'lr'") for rank in range(4)])
+    assert alike.outcome == "agree"
+
+
 def test_a_node_that_cannot_start_its_workers_is_named():
     """A missing interpreter on one node would otherwise look like a fault of nobody."""
     spawn = a_fault(

@@ -129,6 +129,14 @@ def test_a_missing_module_before_the_first_step_is_not_restarted():
     assert decision.reason.endswith(lines[-1])
 
 
+def test_an_import_that_fails_after_the_process_group_is_seen_too():
+    """Lazy imports fail under torch's own exception hook, which puts the rank in front."""
+    fault = a_fault(rank=1, exit=ExitCause(code=1), evidence=("[rank1]: ImportError: no x",))
+    decision = decided(a_finding(), faults=(fault,), stepped=False)
+    assert decision.mode is None
+    assert decision.reason.endswith(": ImportError: no x")
+
+
 def test_argument_errors_and_missing_scripts_are_not_restarted():
     """Argparse and the interpreter both say 'exit code 2'; the last line says which."""
     line = "train.py: error: unrecognized arguments: --stepz 3"
