@@ -1,0 +1,294 @@
+"""The node's end of the worker <-> sidecar conversation: a Unix stream server.
+
+A connection belongs to the worker whose process id the kernel vouches for, and speaks for that
+local rank and generation only.  What cannot be accepted is answered, counted, and never stops the
+server.  What a message means is for the core to decide.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from sidecar.codec import InvalidMessageError, from_plain
+from sidecar.events import WorkerSpoke
+from worker_shim.framing import BadFrame, Decoder, encode
+from worker_shim.messages import (
+    PROTOCOL_VERSION,
+    WORKER_MESSAGES,
+    Envelope,
+    Refusal,
+    SidecarReply,
+    WorkerMessage,
+    reply_frame,
+)
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""``sun_path`` holds 108 bytes with its terminating zero."""
+CONNECTIONS_MAX: Final = 1024
+"""Across all workers: 64 workers with 16 client objects each."""
+READ_BYTES: Final = 64 << 10
+REPLY_BACKLOG_BYTES_MAX: Final = 1 << 20
+"""Unread replies of one connection; a client that never reads is cut off, not buffered for."""
+MESSAGES_PER_SECOND_MAX: Final = 200
+"""Per connection.  An honest worker sends a few a minute; beyond this it is read more slowly."""
+MESSAGES_BURST_MAX: Final = 400
+
+BAD_FRAME: Final = "bad_frame"
+"""Label of errors that have no message type."""
+FOREIGN_PEER: Final = "foreign_peer"
+STALE: Final = "stale_generation"
+WRONG_RANK: Final = "wrong_rank"
+INVALID: Final = "invalid_message"
+ERROR_KINDS: Final = (BAD_FRAME, FOREIGN_PEER, STALE, WRONG_RANK, INVALID)
+
+_CREDENTIALS: Final = struct.Struct("3i")
+_LOG = logging.getLogger(__name__)
+
+
+class SocketPathError(ValueError):
+    """The socket cannot be made at that path; the text names the way out."""
+
+
+class KnownWorker(Protocol):
+    """What the launcher knows about a running worker."""
+
+    @property
+    def generation(self) -> int: ...  # noqa: D102
+    @property
+    def local_rank(self) -> int: ...  # noqa: D102
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One client.  ``tokens`` and ``filled_at`` are its rate limit (a token bucket)."""
+
+    number: int
+    writer: asyncio.StreamWriter
+    generation: int
+    local_rank: int
+    filled_at: float
+    tokens: float = MESSAGES_BURST_MAX
+    decoder: Decoder = field(default_factory=Decoder)
+
+
+class _RefusedError(Exception):
+    """Why a message is not accepted, and under which kind it is counted."""
+
+    def __init__(self, kind: str, reason: str, reply_to: int | None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+        self.reply_to = reply_to
+
+
+class WorkerServer:
+    """Accepts workers' connections; ``put`` receives what they say, by connection number."""
+
+    def __init__(
+        self,
+        path: Path,
+        worker_of: Callable[[int], KnownWorker | None],
+        put: Callable[[WorkerSpoke], None],
+    ) -> None:
+        check_socket_path(path)
+        self.path = path
+        self.messages: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self._worker_of = worker_of
+        self._put = put
+        self._connections: dict[int, _Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_number = 1
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen.  Raises `SocketPathError` when a live sidecar already does, or `OSError`."""
+        await _clear_stale(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The mode stands before anybody can connect: bound, narrowed, then listening.
+            listener.bind(str(self.path))
+            self.path.chmod(0o600)
+            listener.setblocking(False)
+            self._server = await asyncio.start_unix_server(self._accepted, sock=listener)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop listening, close every connection, remove the socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections.values()):
+            connection.writer.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.path.unlink(missing_ok=True)
+
+    def send(self, connection: int, reply: SidecarReply) -> bool:
+        """Send ``reply``; False when the connection is gone or does not read its replies."""
+        known = self._connections.get(connection)
+        return known is not None and self._write(known, reply)
+
+    # --- one connection -------------------------------------------------------------------
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio runs this in a task"
+        self._tasks.add(task)
+        connection: _Connection | None = None
+        try:
+            connection = self._admit(writer)
+            if connection is not None:
+                await self._serve(connection, reader)
+        except (ConnectionError, TimeoutError):
+            pass  # a worker that ends closes its socket in whatever way it dies
+        finally:
+            if connection is not None:
+                del self._connections[connection.number]
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _admit(self, writer: asyncio.StreamWriter) -> _Connection | None:
+        pid = _peer_pid(writer)
+        worker = self._worker_of(pid)
+        if worker is None:
+            self.errors[FOREIGN_PEER] += 1
+            reason = f"process {pid} is not a worker of this node's present generation"
+            writer.write(encode(reply_frame(Refusal(reply_to=None, reason=reason))))
+            return None
+        if len(self._connections) >= CONNECTIONS_MAX:
+            self.errors[BAD_FRAME] += 1
+            reason = f"more than {CONNECTIONS_MAX} connections; close those that are not used"
+            writer.write(encode(reply_frame(Refusal(reply_to=None, reason=reason))))
+            return None
+        connection = _Connection(
+            number=self._next_number,
+            writer=writer,
+            generation=worker.generation,
+            local_rank=worker.local_rank,
+            filled_at=asyncio.get_running_loop().time(),
+        )
+        self._next_number += 1
+        self._connections[connection.number] = connection
+        return connection
+
+    async def _serve(self, connection: _Connection, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(READ_BYTES):
+            for frame in connection.decoder.feed(data):
+                await _throttle(connection)
+                if not self._handle(connection, frame):
+                    return
+
+    def _handle(self, connection: _Connection, frame: dict[str, Any] | BadFrame) -> bool:
+        """Pass one frame on or refuse it; False when the connection must end."""
+        if isinstance(frame, BadFrame):
+            self.errors[BAD_FRAME] += 1
+            sent = self._write(connection, Refusal(reply_to=None, reason=frame.reason))
+            return sent and not frame.fatal
+        try:
+            envelope, message = _understand(connection, frame)
+        except _RefusedError as refused:
+            self.errors[refused.kind] += 1
+            return self._write(
+                connection, Refusal(reply_to=refused.reply_to, reason=refused.reason)
+            )
+        self.messages[message.TYPE] += 1
+        self._put(WorkerSpoke(connection=connection.number, envelope=envelope, message=message))
+        return True
+
+    def _write(self, connection: _Connection, reply: SidecarReply) -> bool:
+        transport = connection.writer.transport
+        if transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > REPLY_BACKLOG_BYTES_MAX:
+            _LOG.warning("local rank %d does not read its replies; closing", connection.local_rank)
+            transport.abort()
+            return False
+        connection.writer.write(encode(reply_frame(reply)))
+        return True
+
+
+def check_socket_path(path: Path) -> None:
+    """Raise `SocketPathError` when the system cannot hold the path."""
+    size = len(os.fsencode(path))
+    if size > SOCKET_PATH_BYTES_MAX:
+        raise SocketPathError(
+            f"socket path {path} is {size} bytes long, the system allows {SOCKET_PATH_BYTES_MAX}; "
+            "choose a shorter runDir (--run-dir)"
+        )
+
+
+def _understand(connection: _Connection, frame: dict[str, Any]) -> tuple[Envelope, WorkerMessage]:
+    seq = frame.get("seq")
+    reply_to = seq if isinstance(seq, int) else None
+    kind = frame.get("type")
+    cls = WORKER_MESSAGES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise _RefusedError(kind=INVALID, reason=f"unknown type {kind!r}", reply_to=reply_to)
+    # A client of the HyperPod agent's protocol says none of these; the kernel knows them for it.
+    known = {"seq": 0, "generation": connection.generation, "pid": 0, "protocol": PROTOCOL_VERSION}
+    body = {**known, **frame}
+    try:
+        envelope = from_plain(body, Envelope)
+        message = from_plain(body, cls)
+    except InvalidMessageError as error:
+        raise _RefusedError(kind=INVALID, reason=str(error), reply_to=reply_to) from None
+    if message.local_rank != connection.local_rank:
+        reason = (
+            f"this process is local rank {connection.local_rank} "
+            f"and may not speak for local rank {message.local_rank}"
+        )
+        raise _RefusedError(kind=WRONG_RANK, reason=reason, reply_to=reply_to)
+    if envelope.generation != connection.generation:
+        reason = (
+            f"message of generation {envelope.generation}, "
+            f"this worker belongs to generation {connection.generation}"
+        )
+        raise _RefusedError(kind=STALE, reason=reason, reply_to=reply_to)
+    return envelope, message
+
+
+async def _throttle(connection: _Connection) -> None:
+    """Wait when the connection talks faster than it may; the kernel then holds its sender back."""
+    now = asyncio.get_running_loop().time()
+    refill = (now - connection.filled_at) * MESSAGES_PER_SECOND_MAX
+    connection.tokens = min(MESSAGES_BURST_MAX, connection.tokens + refill) - 1
+    connection.filled_at = now
+    if connection.tokens < 0:
+        await asyncio.sleep(-connection.tokens / MESSAGES_PER_SECOND_MAX)
+
+
+def _peer_pid(writer: asyncio.StreamWriter) -> int:
+    peer = writer.get_extra_info("socket")
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, _uid, _gid = _CREDENTIALS.unpack(raw)
+    return int(pid)
+
+
+async def _clear_stale(path: Path) -> None:
+    """Remove the socket of a sidecar that was killed; refuse when one still listens."""
+    try:
+        _, writer = await asyncio.open_unix_connection(str(path))
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one system call
+        return
+    writer.close()
+    raise SocketPathError(
+        f"another sidecar listens on {path}; stop it, or choose another runDir (--run-dir)"
+    )
