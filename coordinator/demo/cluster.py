@@ -76,7 +76,8 @@ class Cluster:
 
     def __enter__(self) -> Self:
         try:
-            self._start_coordinator()
+            (self.layout.root / "coordinator").mkdir()
+            self.start_coordinator()
             for index, name in enumerate([*self.workers, *self.spares]):
                 self._start_sidecar(index, name)
         except BaseException:
@@ -120,24 +121,30 @@ class Cluster:
 
     # --- starting and ending ----------------------------------------------------------------
 
-    def _start_coordinator(self) -> None:
+    def start_coordinator(self, port: int = 0) -> None:
+        """Start the coordinator, or start it again on the ``port`` and journal it had."""
         folder = self.layout.root / "coordinator"
-        folder.mkdir()
         (folder / "job.yaml").write_text(self.spec)
+        address = folder / "state" / "coordinator.url"
+        address.unlink(missing_ok=True)
         self._start(
             "coordinator",
             [
-                *("coordinator", "--job-spec", str(folder / "job.yaml"), "--port", "0"),
+                *("coordinator", "--job-spec", str(folder / "job.yaml"), "--port", str(port)),
                 *("--state-dir", str(folder / "state"), "--linger", "3"),
             ],
         )
-        address = folder / "state" / "coordinator.url"
         deadline = time.monotonic() + START_WITHIN_S
         while not address.exists() or not address.read_text().strip():
             if self.processes["coordinator"].poll() is not None or time.monotonic() > deadline:
                 raise UserError(f"the coordinator did not start: {self.tail('coordinator')}")
             time.sleep(0.05)
         self.client = Client(url=address.read_text().strip())
+
+    def kill(self, name: str) -> None:
+        """End a process the hard way."""
+        self.processes[name].kill()
+        self.processes.pop(name).wait()
 
     def _start_sidecar(self, index: int, name: str) -> None:
         folder = self.layout.node(name)
