@@ -154,7 +154,7 @@ class _Coordinator:
         url_file.unlink(missing_ok=True)  # left by one that was killed
         try:
             url = await _listen(runner, self._config)
-            url_file.write_text(f"{url}\n")
+            _write_whole(url_file, f"{url}\n")
             listening(url)
             return await self._until_the_end(stop)
         finally:
@@ -257,6 +257,13 @@ async def _listen(runner: web.AppRunner, config: CoordinatorConfig) -> str:
         ) from error
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{runner.addresses[0][1]}"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that nobody ever sees half written."""
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def _loopback(host: str) -> bool:

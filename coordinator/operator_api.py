@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from coordinator.events import Event, OperatorAsked
+from coordinator.incident_text import markdown
 from coordinator.incidents import Incident, IncidentPhase, Outcome
 from coordinator.journal import Journal
 from coordinator.metrics import Exposition
@@ -124,6 +125,12 @@ _LIMIT: Final = Parameter(
         "default": INCIDENTS_LISTED_DEFAULT,
     },
 )
+_FORMAT: Final = Parameter(
+    name="format",
+    place="query",
+    text="`markdown` answers a page for people, as text/markdown.",
+    schema={"type": "string", "enum": ["json", "markdown"], "default": "json"},
+)
 
 ENDPOINTS: Final = (
     Endpoint("GET", "/healthz", "health", "Is the coordinator running?", Health,
@@ -135,7 +142,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/v1/incidents", "incidents", "What stopped the job so far.", IncidentList,
              parameters=(_LIMIT,), refusals=(400,)),
     Endpoint("GET", "/v1/incidents/{incident}", "incident", "Everything about one stop.", Incident,
-             parameters=(_ID,), refusals=(404, 409)),
+             parameters=(_ID, _FORMAT), refusals=(400, 404, 409)),
     Endpoint("POST", "/v1/job/restart", "restart", "Restart the job's processes.", Accepted,
              body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
     Endpoint("POST", "/v1/job/stop", "stop", "End the job for good.", Accepted,
@@ -201,7 +208,9 @@ class OperatorApi:
 
     async def incident(self, request: web.Request) -> web.Response:
         """Show one incident."""
-        wanted = request.match_info["incident"]
+        wanted, form = request.match_info["incident"], request.query.get("format", "json")
+        if form not in ("json", "markdown"):
+            raise web.HTTPBadRequest(text="format must be json or markdown")
         found = await self._journal.incident_ids(self._view().job)
         fitting = found[-1:] if wanted == "last" else [i for i in found if i.startswith(wanted)]
         if wanted in fitting:
@@ -211,7 +220,12 @@ class OperatorApi:
         if len(fitting) > 1:
             some = ", ".join(fitting[:5])
             raise web.HTTPConflict(text=f"{wanted!r} fits {len(fitting)} incidents: {some} ...")
-        return _answer(await self._journal.incident(self._view().job, fitting[0]))
+        incident = await self._journal.incident(self._view().job, fitting[0])
+        if incident is None:
+            raise web.HTTPNotFound(text=f"incident {fitting[0]!r} has just been dropped")
+        if form == "markdown":
+            return web.Response(text=markdown(incident), content_type="text/markdown")
+        return _answer(incident)
 
     async def restart(self, request: web.Request) -> web.Response:
         """Ask the core for a restart."""

@@ -42,6 +42,10 @@ class Client:
 
     def get(self, *path: str, **query: str | int) -> Any:
         """Return the JSON at ``path``.  Raises `UserError`."""
+        return self._parsed(self.fetch(*path, **query))
+
+    def fetch(self, *path: str, **query: str | int) -> bytes:
+        """Return what is at ``path``.  Raises `UserError`."""
         tail = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
         address = self._address(path) + (f"?{tail}" if tail else "")
         return self._ask(Request(address))  # noqa: S310 - `of` admits http and https only
@@ -51,17 +55,18 @@ class Client:
         data = json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         address = self._address(path)
-        return self._ask(Request(address, data=data, headers=headers))  # noqa: S310 - as above
+        request = Request(address, data=data, headers=headers)  # noqa: S310 - as above
+        return self._parsed(self._ask(request))
 
     def _address(self, path: tuple[str, ...]) -> str:
         return "/".join([self.url, *(quote(part, safe="") for part in path)])
 
-    def _ask(self, request: Request) -> Any:
+    def _ask(self, request: Request) -> bytes:
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}")
         try:
             with _open(request, timeout=ANSWER_TIMEOUT_S) as answer:
-                data = answer.read(ANSWER_BYTES_MAX + 1)
+                data: bytes = answer.read(ANSWER_BYTES_MAX + 1)
         except HTTPError as error:
             raise self._refused(error) from error
         except URLError as error:
@@ -69,6 +74,9 @@ class Client:
             raise self._unreachable(why or error.reason) from error
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(str(error) or type(error).__name__) from error
+        return data
+
+    def _parsed(self, data: bytes) -> Any:
         try:
             return json.loads(data)
         except ValueError as error:

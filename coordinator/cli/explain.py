@@ -5,6 +5,7 @@ moved, how long each part took, and the culprit's last words.
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -42,11 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_target(parser)
     add_json(parser)
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a Markdown page, for a postmortem"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the incident."""
-    body = Client.of(args).get("v1", "incidents", args.incident)
+    client = Client.of(args)
+    if args.markdown:
+        page = client.fetch("v1", "incidents", args.incident, format="markdown")
+        sys.stdout.write(page.decode(errors="backslashreplace"))
+        return 0
+    body = client.get("v1", "incidents", args.incident)
     if args.json:
         print_json(body)
         return 0

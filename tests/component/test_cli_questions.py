@@ -220,6 +220,15 @@ def test_last_and_unique_beginnings_name_an_incident(
     assert "no incident 'nope'" in capsys.readouterr().err
 
 
+def test_explain_as_markdown_is_a_page_about_that_incident(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A postmortem starts from this page; the wrong incident in it misleads a whole meeting."""
+    page = said(capsys, "explain", "job-0001", "--markdown", "--coordinator", url)
+    assert page.startswith("# Incident job-0001 of job job\n")
+    assert "everybody waits for rank 1" in page
+
+
 @pytest.mark.parametrize("command", ["status", "incidents", "explain"])
 def test_json_is_json_and_harmless(
     url: str, capsys: pytest.CaptureFixture[str], command: str

@@ -200,6 +200,11 @@ def test_incidents_are_listed_and_found_by_prefix_or_last(tmp_path: Path) -> Non
         for wanted, found in (("last", "job-10"), ("job-2", "job-2"), ("job-1", "job-1")):
             status, body = await desk.ask("GET", f"/v1/incidents/{wanted}")
             assert (status, body["id"]) == (200, found)
+        status, body = await desk.ask("GET", "/v1/incidents/last?format=yaml")
+        assert (status, body) == (400, {"error": "format must be json or markdown"})
+        async with desk.session.get(desk.url + "/v1/incidents/last?format=markdown") as answer:
+            assert (answer.status, answer.content_type) == (200, "text/markdown")
+            assert (await answer.text()).startswith("# Incident job-10 of job job")
         status, body = await desk.ask("GET", "/v1/incidents/job-")
         assert status == 409
         assert "fits 3 incidents" in body["error"]
