@@ -13,7 +13,7 @@ set -eu
 
 TAG=${1:-python:3.11-slim}
 PYTHON=${PYTHON:-python3}
-PROGRAMS='sh cat chmod chown cp env grep id kill ln ls mkdir mv ps rm sleep'
+PROGRAMS='sh cat chmod chown cp env grep id ln ls mkdir mv rm sleep'
 LIBRARIES='libc libm libpthread librt libdl libutil libresolv libnss_dns libnss_files libgcc_s
            libstdc++'
 

@@ -43,6 +43,8 @@ package_image() {
         cp -L "$(command -v "${pair%%=*}")" "$staging/programs/${pair#*=}"
     done
     tar -C "$staging/programs" --owner=0 --group=0 -c . | docker cp - "$container:/usr/bin"
+    # Debian keeps templates and pages beside the programs, where upstream builds them in.
+    tar -C / -c --dereference --owner=0 --group=0 usr/share/prometheus | docker cp - "$container:/"
     tar -C "$staging" --owner=$NOBODY --group=$NOBODY -c "$3" | docker cp - "$container:/"
     docker commit \
         --change "USER $NOBODY:$NOBODY" --change "WORKDIR /$3" --change "EXPOSE $4" \
