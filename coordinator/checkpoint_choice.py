@@ -31,6 +31,11 @@ SKIPS_SHOWN_MAX: Final = 3
 """Newer steps whose refusal a reason spells out."""
 
 
+BEGINNING: Final = 0
+"""The step that stands for what the job first began from: each rank confirms it when it is told
+of no choice and takes its own.  An empty path says that it began from nothing."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Step:
     """An incomplete step."""
@@ -173,8 +178,14 @@ def _choice(
             reason += _tail(skipped)
             return CheckpointChoice(prefix=prefix, step=step, path=path, reason=reason)
         skipped.append(f"step {step} skipped: {why}")
-    reason = "no step is confirmed by every rank, so the job starts from its beginning"
+    reason = "no step is confirmed by every rank, so the script's own choice stands"
     return CheckpointChoice(prefix=prefix, step=None, path=None, reason=reason + _tail(skipped))
+
+
+def _chosen(step: int) -> str:
+    if step == BEGINNING:
+        return "no later step is confirmed by every rank, so the job starts where it first began"
+    return f"step {step} is the newest that every rank confirmed"
 
 
 def _tail(skipped: Sequence[str]) -> str:

@@ -24,8 +24,12 @@ OPERATOR_CAUSE: Final = "operator"
 USAGE_EXIT_CODE: Final = 2
 """What Python exits with for a missing script and argparse for arguments it does not know."""
 
-_HARDWARE: Final = frozenset({FaultKind.GPU_FATAL, FaultKind.NODE_LOST})
-"""Faults that stay with the node: giving it a rank again would break the next run too."""
+_HARDWARE: Final = frozenset({FaultKind.GPU_FATAL})
+"""Faults that stay with the node: giving it a rank again would break the next run too.
+
+A lost node is not among them: while it is away it gets no rank anyway, and a sidecar that comes
+back is as good as any other.
+"""
 
 _STARTUP_ERROR: Final = re.compile(
     r"^\s*(?:\w+\.)*(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)\b"

@@ -99,6 +99,7 @@ def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
         desk.stamp(IncidentPhase.ASSIGNED, now)
     desk.memory.world_given(given.world)
     desk.ledger.begin(desk.state.generation, choices)
+    desk.memory.checkpoints_complete(desk.ledger.pointers())
     desk.enter(JobPhase.STARTING, now)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from coordinator import escalation
+from coordinator import culprit, escalation
 from coordinator.checkpoint_choice import CheckpointLedger
 from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident, NodeFault
 from coordinator.journal_format import DurableState, Restart
@@ -50,7 +50,7 @@ def resolve(
 ) -> Resolution:
     """Choose checkpoint and restart mode for ``incident``; ``now_ns`` is the wall clock."""
     finding = incident.finding
-    choices = ledger.choose(settings.world_size, not_after=poisoned_from(incident))
+    choices = ledger.choose(settings.world_size, not_after=culprit.damaged_at(incident.faults))
     step = newest_step(choices)
     asked = next((item for item in incident.faults if item.report.kind is FaultKind.OPERATOR), None)
     judged = None if asked else finding
@@ -94,19 +94,6 @@ def resolve(
         ),
         incident=replace(incident, decision=decision, checkpoints=choices, steps_lost=lost),
     )
-
-
-def poisoned_from(incident: Incident) -> int | None:
-    """Return the first step whose state may be damaged, or None when no step is suspect.
-
-    A loss that is not finite means that the weights which produced it may be damaged already.
-    """
-    steps = [
-        fault.report.step
-        for fault in incident.faults
-        if fault.report.kind is FaultKind.LOG_RULE and fault.report.step is not None
-    ]
-    return min(steps, default=None)
 
 
 def newest_step(choices: Sequence[CheckpointChoice]) -> int | None:

@@ -45,12 +45,22 @@ def test_a_crash_is_answered_with_a_process_restart():
 
 def test_hardware_faults_exclude_every_node_they_were_seen_on():
     """A node with a broken GPU that gets its ranks back breaks the next run in seconds."""
-    for kind in (FaultKind.GPU_FATAL, FaultKind.NODE_LOST):
-        faults = (a_fault(kind), a_fault(FaultKind.GPU_FATAL, "node-3"), a_fault(node="node-2"))
-        decision = decided(a_finding(kind), faults=faults)
-        assert decision.mode is RestartMode.PROCESS
-        assert decision.exclude_nodes == ("node-1", "node-3")
-        assert "node-1, node-3" in decision.reason
+    faults = (
+        a_fault(FaultKind.GPU_FATAL),
+        a_fault(FaultKind.GPU_FATAL, "node-3"),
+        a_fault(node="node-2"),
+    )
+    decision = decided(a_finding(FaultKind.GPU_FATAL), faults=faults)
+    assert decision.mode is RestartMode.PROCESS
+    assert decision.exclude_nodes == ("node-1", "node-3")
+    assert "node-1, node-3" in decision.reason
+
+
+def test_a_lost_node_that_comes_back_may_be_used_again():
+    """A rebooted switch that excluded its nodes for good would leave a job without any."""
+    decision = decided(a_finding(FaultKind.NODE_LOST), faults=(a_fault(FaultKind.NODE_LOST),))
+    assert decision.mode is RestartMode.PROCESS
+    assert decision.exclude_nodes == ()
 
 
 def test_the_budget_is_a_sliding_window():
