@@ -12,6 +12,7 @@ from typing import Final
 from coordinator.incidents import CheckpointChoice
 from coordinator.wording import have, one_line, rank_list
 from sidecar.api import CheckpointPointer
+from worker_shim.messages import BEGINNING
 
 STEPS_KEPT_MAX: Final = 64
 """Steps remembered per prefix, complete and incomplete ones apart.
@@ -29,11 +30,6 @@ PATHS_KEPT_MAX: Final = 4
 
 SKIPS_SHOWN_MAX: Final = 3
 """Newer steps whose refusal a reason spells out."""
-
-
-BEGINNING: Final = 0
-"""The step that stands for what the job first began from: each rank confirms it when it is told
-of no choice and takes its own.  An empty path says that it began from nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -100,10 +100,9 @@ class Session:
         self, prefix: str = "checkpoint", default: AnyPath | None = None
     ) -> str | None:
         """Return the checkpoint that every rank is to load, or ``default``."""
-        chosen = self._chosen(prefix)
-        if chosen is None and default is not None:
-            return os.fsdecode(default)
-        return chosen
+        own = None if default is None else os.fsdecode(default)
+        chosen = self._chosen(prefix, own)
+        return own if chosen is None else chosen[0]
 
     @_quietly
     def report_fault(
@@ -126,9 +125,10 @@ class Session:
         self._client.ask(fault, FAULT_S_MAX)
 
     @_quietly
-    def _chosen(self, prefix: str) -> str | None:
+    def _chosen(self, prefix: str, default: str | None) -> tuple[str | None] | None:
+        """Return the answer in a tuple, because "begin from nothing" is an answer too."""
         self._look_for_torch()
-        return None if self._checkpoints is None else self._checkpoints.latest(prefix)
+        return None if self._checkpoints is None else (self._checkpoints.latest(prefix, default),)
 
     def _look_for_torch(self) -> None:
         if self._hook is not None:

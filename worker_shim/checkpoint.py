@@ -9,7 +9,7 @@ import os
 from typing import Final, SupportsIndex, TypeAlias
 
 from worker_shim.client import Client
-from worker_shim.messages import CheckpointAnswer, CheckpointQuery, CheckpointSaved
+from worker_shim.messages import BEGINNING, CheckpointAnswer, CheckpointQuery, CheckpointSaved
 from worker_shim.session import Outbox, StepCounter
 
 ANSWER_S_MAX: Final = 10.0
@@ -38,23 +38,41 @@ class CheckpointTracker:
             local_rank=self._local_rank,
             prefix=prefix,
             step=number,
-            path=os.path.abspath(os.fsdecode(path)),  # noqa: PTH100 - no link is resolved
+            path=_absolute(path),
         )
         self._steps.anchor(number)
+        self._owe(report)
 
+    def latest(self, prefix: str, default: str | None) -> str | None:
+        """Return the path of the job-wide choice, ``default`` when nothing was chosen.
+
+        A default that is taken is told to the sidecar as the job's beginning: should a fault come
+        before the first checkpoint, every rank goes back there and not to what lies on the disk.
+        """
+        self._client.update(lambda outbox: outbox.use_prefix(prefix))
+        query = CheckpointQuery(local_rank=self._local_rank, prefix=prefix)
+        answer = self._client.ask(query, ANSWER_S_MAX)
+        if not isinstance(answer, CheckpointAnswer):
+            return default
+        if answer.path is None:
+            beginning = "" if default is None else _absolute(default)
+            self._owe(
+                CheckpointSaved(
+                    local_rank=self._local_rank, prefix=prefix, step=BEGINNING, path=beginning
+                )
+            )
+            return default
+        if answer.step is not None:
+            self._steps.anchor(answer.step)
+        return answer.path or None
+
+    def _owe(self, report: CheckpointSaved) -> None:
         def owe(outbox: Outbox) -> None:
-            outbox.use_prefix(prefix)
+            outbox.use_prefix(report.prefix)
             outbox.owe(report)
 
         self._client.update(owe)
 
-    def latest(self, prefix: str) -> str | None:
-        """Return the path of the job-wide choice, or None when nothing was chosen."""
-        self._client.update(lambda outbox: outbox.use_prefix(prefix))
-        query = CheckpointQuery(local_rank=self._local_rank, prefix=prefix)
-        answer = self._client.ask(query, ANSWER_S_MAX)
-        if not isinstance(answer, CheckpointAnswer) or answer.path is None:
-            return None
-        if answer.step is not None:
-            self._steps.anchor(answer.step)
-        return answer.path
+
+def _absolute(path: AnyPath) -> str:
+    return os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - no link is resolved

@@ -23,6 +23,10 @@ PROGRESS_TOKEN_ENV: Final = "OUTRIDER_PROGRESS_TOKEN"  # noqa: S105 - the name o
 GENERATION_ENV: Final = "OUTRIDER_GENERATION"
 """The job's run number that this process belongs to."""
 
+BEGINNING: Final = 0
+"""The step that stands for what the job first began from: each rank confirms it when it is told
+of no choice and takes its own.  An empty path says that it began from nothing."""
+
 
 class RestartMode(StrEnum):
     """How deep a restart goes, mildest first."""
@@ -105,7 +109,10 @@ class CheckpointQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointAnswer:
-    """The job-wide choice; ``step`` and ``path`` are None when nothing has been chosen."""
+    """The job-wide choice; ``step`` and ``path`` are None when nothing has been chosen.
+
+    An empty ``path`` is a choice too: begin from nothing, whatever lies on the disk.
+    """
 
     TYPE: ClassVar[str] = "ckpt_info_get"
     prefix: str

@@ -414,3 +414,18 @@ def test_a_rank_late_for_a_collective_is_behind_on_its_page(place, played, tmp_p
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+def test_what_a_job_began_from_is_told_and_is_gone_back_to(place, played, guests):
+    """A fault before the first checkpoint would restart from whatever file lies newest."""
+    code = (
+        "import worker_shim\nworker_shim.attach()\n"
+        "print(worker_shim.latest_checkpoint(default='/old/checkpoint'))"
+    )
+    sidecar = played(place)
+    assert guests(code, place).ends() == (0, "/old/checkpoint\n", "")
+    assert sidecar.wait_for("ckpt_info_update", step=0)["path"] == "/old/checkpoint"
+    sidecar.answer = (0, "")
+    assert guests(code, place).ends() == (0, "None\n", "")
+    sidecar.answer = (20, "/new/checkpoint")
+    assert guests(code, place).ends() == (0, "/new/checkpoint\n", "")
