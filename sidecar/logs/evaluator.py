@@ -7,6 +7,7 @@ nor clocks: lines and instants come in.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -101,11 +102,13 @@ class _Watch:
 class LogEvaluator:
     """All rules over the output of one rank, which began at ``now``."""
 
-    def __init__(self, rules: Sequence[LogRule], now: Instant) -> None:
+    def __init__(
+        self, rules: Sequence[LogRule], now: Instant, matches: Counter[str] | None = None
+    ) -> None:
         self._began = now
         self._watches = [_Watch(rule=rule) for rule in rules]
-        self.matches: dict[str, int] = dict.fromkeys((rule.name for rule in rules), 0)
-        """Lines that matched each rule so far."""
+        self.matches: Counter[str] = Counter() if matches is None else matches
+        """Lines that matched each rule; ``matches`` may be shared by several evaluators."""
 
     def line(self, text: str, now: Instant) -> list[LogVerdict]:
         """Show one line to every rule; returns what turned bad by it."""

@@ -99,13 +99,27 @@ def parse_rules(rules: Iterable[Mapping[str, object]]) -> tuple[LogRule, ...]:
     """Return the rules of a job.  Raises `RuleError` for the first that cannot be used."""
     parsed: dict[str, LogRule] = {}
     for index, fields in enumerate(rules):
-        if index >= RULES_MAX:
-            raise RuleError(f"#{index + 1}", "name", f"a job has at most {RULES_MAX} rules")
         rule = parse_rule(fields, index)
-        if rule.name in parsed:
-            raise RuleError(rule.name, "name", "another rule has it; give each its own")
+        _check_place(rule, index, parsed)
         parsed[rule.name] = rule
     return tuple(parsed.values())
+
+
+def usable_rules(
+    rules: Iterable[Mapping[str, object]],
+) -> tuple[tuple[LogRule, ...], tuple[RuleError, ...]]:
+    """Return the rules that can be used, and why each of the others cannot."""
+    usable: dict[str, LogRule] = {}
+    refused: list[RuleError] = []
+    for index, fields in enumerate(rules):
+        try:
+            rule = parse_rule(fields, index)
+            _check_place(rule, index, usable)
+        except RuleError as error:
+            refused.append(error)
+        else:
+            usable[rule.name] = rule
+    return tuple(usable.values()), tuple(refused)
 
 
 def parse_rule(fields: Mapping[str, object], index: int = 0) -> LogRule:
@@ -214,6 +228,13 @@ def _name(fields: Mapping[str, object], index: int) -> str:
     if not check(name):
         raise RuleError(place, "name", f"it must be {wanted}, but is {_shown(name)}")
     return str(name)
+
+
+def _check_place(rule: LogRule, index: int, others: Mapping[str, LogRule]) -> None:
+    if index >= RULES_MAX:
+        raise RuleError(rule.name, "name", f"a job has at most {RULES_MAX} rules")
+    if rule.name in others:
+        raise RuleError(rule.name, "name", "another rule has it; give each its own")
 
 
 def _unknown(key: str) -> str:
