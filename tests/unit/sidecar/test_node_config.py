@@ -1,0 +1,123 @@
+"""The node's file: what is accepted, and how a mistake is told."""
+
+import textwrap
+
+import pytest
+
+from sidecar.config import ConfigError, check_node_config, load_node_config
+
+GOOD = """
+nodeName: node-0
+job: demo
+coordinator: http://127.0.0.1:8081
+command: [{script}, --lr, "1"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a configuration and loads it."""
+    script = tmp_path / "train.py"
+    script.touch()
+
+    def load(text: str, *, base: str = GOOD):
+        path = tmp_path / "node.yaml"
+        path.write_text(base.format(script=script) + textwrap.dedent(text))
+        return load_node_config(path)
+
+    return load
+
+
+def test_a_small_file_is_enough_and_the_rest_has_safe_defaults(write):
+    """A newcomer would have to know every field, or expose the node by leaving one out."""
+    config = write("")
+    assert config.node_name == "node-0"
+    assert config.command[1:] == ("--lr", "1")
+    assert config.http_host == "127.0.0.1"
+    assert config.nproc_per_node == 1
+    assert not config.spare
+
+
+def test_every_field_is_read(write, tmp_path):
+    """A field that is accepted and ignored misleads whoever wrote it."""
+    (tmp_path / "token").write_text("secret\n")
+    config = write(
+        f"""
+        host: node-0.cluster
+        httpHost: 0.0.0.0
+        httpPort: 9090
+        nprocPerNode: 8
+        spare: true
+        labels: {{zone: a}}
+        logDir: {tmp_path}/logs
+        runDir: {tmp_path}/run
+        kernelLog: {tmp_path}/kernel.log
+        gpus: [{{index: 0, pci: "0000:3b:00"}}]
+        tokenFile: {tmp_path}/token
+        module: false
+        noPython: false
+        """
+    )
+    assert (config.host, config.http_port, config.nproc_per_node) == ("node-0.cluster", 9090, 8)
+    assert config.labels == {"zone": "a"}
+    assert config.gpus[0].pci == "0000:3b:00"
+    assert config.socket_path().name == "worker.sock"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nprocPerNod: 2", "nprocPerNod"),
+        ("httpPort: many", "httpPort: Expected `int`, got `str`"),
+        ("httpPort: 70000", "httpPort: Expected `int` <= 65535"),
+        ("labels: {a: 1}", "labels"),
+        ("gpus: [{index: 0}]", "gpus[0]"),
+        ("gpus: [{index: 0, pci: nonsense}]", "gpus[0].pci: 'nonsense' is not a PCI address"),
+        (
+            "gpus: [{index: 0, pci: '0000:3B:00.0'}, {index: 1, pci: '00000000:3b:00.0'}]",
+            "gpus[1].pci: 00000000:3b:00.0 is that of GPU 0",
+        ),
+        ("httpHost: 0.0.0.0", "httpHost: 0.0.0.0 can be reached from other machines"),
+        ("tokenFile: /no/such/file", "tokenFile: /no/such/file: No such file"),
+        ("module: true\nnoPython: true", "command: --module and --no-python exclude"),
+        ("runDir: /" + "x" * 120, "runDir: socket path"),
+        ("kernelLog: /tmp", "kernelLog: /tmp is a directory"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_file_field_and_reason(write, text, words):
+    """A person would search a stack trace for a typo."""
+    with pytest.raises(ConfigError) as caught:
+        write(text)
+    assert words in str(caught.value)
+    assert "node.yaml: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("nodeName: node-0", "nodeName: ../up", "nodeName: '../up' is not a name"),
+        ("job: demo", "job: 'a b'", "job: 'a b' is not a name"),
+        ("coordinator: http://127.0.0.1:8081", "coordinator: 127.0.0.1", "is not a URL such as"),
+        ('command: [{script}, --lr, "1"]', "command: []", "command: no training script"),
+        ('command: [{script}, --lr, "1"]', "command: [gone.py]", "'gone.py' does not exist"),
+        ("job: demo\n", "", "missing required field `job`"),
+    ],
+)
+def test_a_wrong_value_of_a_required_field_is_told_too(write, field, value, words):
+    """The job would fail later, on every node, and for a reason that names nothing."""
+    with pytest.raises(ConfigError) as caught:
+        write("", base=GOOD.replace(field, value))
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told_in_one_line(tmp_path):
+    """A wrong path would end in a traceback."""
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_node_config(tmp_path / "gone.yaml")
+
+
+def test_a_configuration_made_by_a_command_line_is_checked_alike(write):
+    """Flags would slip past what a file is held to."""
+    check_node_config(write(""))
