@@ -65,6 +65,8 @@ class CoordinatorConfig:
     allow_insecure_bind: bool = False
     linger_s: float = 2.0
     """How long the finished job can still be looked at, once every sidecar has left."""
+    refuse_ended: bool = False
+    """Whether a job that ended before is an error; a supervised one answers with its outcome."""
 
 
 def announce(url: str) -> None:
@@ -132,11 +134,13 @@ class _Coordinator:
         job = config.settings.job
         known = journal.load(job)
         if known is not None and known.phase.terminal:
-            log.warning(
-                "job %s ended before; to run it anew give another name or state directory than %s",
-                job,
-                config.state_dir,
+            text = (
+                f"job {job} has {known.phase} before, by the journal in {config.state_dir}; give"
+                " another --job or --state-dir to run it anew"
             )
+            if config.refuse_ended:
+                raise CoordinatorError(text)
+            log.warning("%s", text)
         elif known is not None:
             log.info("job %s goes on: %s, generation %d", job, known.phase, known.generation)
         self = cls(config, journal, known or DurableState(job=job))

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_PORT,
         help=f"port to listen on, 0 for any free one (default: {DEFAULT_PORT})",
     )
-    add_state_dir(parser)
+    add_state_dir(parser, "~/.local/state/outrider/JOB")
     add_token_file(parser)
     parser.add_argument(
         "--allow-insecure-bind",
@@ -73,13 +73,13 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_state_dir(parser: argparse.ArgumentParser) -> None:
-    """Add where the journal is kept."""
+def add_state_dir(parser: argparse._ActionsContainer, default: str) -> None:
+    """Add where the journal is kept; ``default`` says where that is unless told otherwise."""
     parser.add_argument(
         "--state-dir",
         type=Path,
         metavar="DIR",
-        help="where the journal is kept (default: ~/.local/state/outrider/JOB)",
+        help=f"where the journal is kept (default: {default})",
     )
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.cli import run
+from coordinator.cli.arguments import Parser
 from coordinator.cli.main import COMMANDS, main
 
 QUESTIONS = (
@@ -70,6 +72,72 @@ def test_a_wrong_command_line_is_one_line(
 ) -> None:
     """A screenful of usage hides the word that was wrong."""
     assert words in complaint(capsys, argv, 2)
+
+
+SCRIPT = "train.py"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "no training script given"),
+        (["--standalone"], "no training script given"),
+        (["--standalone", "--"], "no training script given"),
+        (["--standalone", "absent.py"], "absent.py"),
+        (["--standalone", "-m", "absent_module_of_nobody"], "absent_module_of_nobody"),
+        (["--standalone", "--no-python", "absent-program-of-nobody"], "is not on PATH"),
+        (["--standalone", "-m", "--no-python", "x"], "exclude each other"),
+        (["--standalone", "--nnodes", "2", SCRIPT], "--standalone is one node, not 2"),
+        (["--standalone", "--run-dir", "/tmp/" + "x" * 110, SCRIPT], "--run-dir: "),
+        (["--standalone", "--job-spec", "absent.yaml", SCRIPT], "absent.yaml"),
+        (["--standalone", "--token-file", "absent", SCRIPT], "--token-file"),
+        (["--node-name", "a/b", SCRIPT], "--node-name: 'a/b' is not a name"),
+        (["--coordinator", "localhost:1", SCRIPT], "--coordinator: 'localhost:1' is not a URL"),
+        (["--http-host", "0.0.0.0", SCRIPT], "--http-host: 0.0.0.0 can be reached"),
+        (["--label", "rack", SCRIPT], "'rack' is not KEY=VALUE"),
+        (["--gpu", "0", SCRIPT], "'0' is not INDEX=PCI"),
+        (["--gpu", "0=nonsense", SCRIPT], "--gpu: "),
+        (["--nproc-per-node", "0", SCRIPT], "'0' is not a number from 1 on"),
+        (["--kernel-log", "/", SCRIPT], "--kernel-log: / is a directory"),
+        (["--bogus", SCRIPT], "--bogus"),
+    ],
+)
+def test_a_run_that_cannot_work_is_one_line_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    argv: list[str],
+    words: str,
+) -> None:
+    """An error after minutes of waiting for nodes costs a whole cluster's time."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SCRIPT).write_text("")
+    assert words in complaint(capsys, ["run", *argv], 2)
+    assert [path.name for path in tmp_path.iterdir()] == [SCRIPT]
+
+
+def test_the_command_after_the_script_is_the_scripts_own() -> None:
+    """An option swallowed from the script's command line trains with another learning rate."""
+    for argv in (
+        ["--nnodes", "2", "--nproc_per_node=3", "t.py", "--lr", "1", "--nnodes", "9", "-m"],
+        ["--nnodes", "2", "--nproc_per_node=3", "--", "t.py", "--lr", "1", "--nnodes", "9", "-m"],
+    ):
+        parser = Parser("outrider run", "")
+        run.add_arguments(parser)
+        args = parser.parse_args(argv)
+        assert (args.script, args.nnodes, args.nproc_per_node) == ("t.py", "2", 3)
+        assert args.arguments == ["--lr", "1", "--nnodes", "9", "-m"]
+        assert not args.module
+
+
+def test_torchruns_other_options_are_taken_and_named() -> None:
+    """Whoever replaces the word torchrun in a script must not be sent to edit the rest."""
+    parser = Parser("outrider run", "")
+    run.add_arguments(parser)
+    argv = ["--rdzv_backend=c10d", "--rdzv-endpoint", "h:1", "--max-restarts", "3", "t.py"]
+    args = parser.parse_args(argv)
+    assert args.script == "t.py"
+    assert args.not_needed == ["--rdzv_backend", "--rdzv-endpoint", "--max-restarts"]
 
 
 @pytest.mark.parametrize("content", [None, "", "two words", "g\u00fcltig", b"\xff\xfe"])

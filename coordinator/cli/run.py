@@ -1,0 +1,310 @@
+"""``outrider run``: this node's workers, launched like torchrun launches them.
+
+With ``--standalone`` the coordinator is in the same process and the job is this one machine.
+"""
+
+import argparse
+import asyncio
+import logging
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from coordinator.cli.arguments import DEFAULT_PORT, add_target, port, read_token
+from coordinator.cli.client import Client
+from coordinator.cli.console import start_logging
+from coordinator.cli.coordinator import (
+    add_job,
+    add_state_dir,
+    job_settings,
+    node_count,
+    worded,
+)
+from coordinator.cli.errors import TERMINATED, UNREACHABLE, UserError
+
+if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
+    from sidecar.config import NodeConfig
+
+STANDALONE_JOB: Final = "standalone"
+RETRY_S_MIN: Final = 0.2
+RETRY_S_MAX: Final = 5.0
+"""Bounds of the back-off while the coordinator cannot be asked for its job's name."""
+NOT_NEEDED: Final = (
+    *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--max-restarts"),
+    *("--node-rank", "--master-addr", "--master-port", "--local-addr", "--monitor-interval"),
+    *("--start-method", "--redirects", "--tee"),
+)
+"""torchrun's options whose work the coordinator or the log folder does; taken and not used."""
+OPTION_OF_FIELD: Final = {
+    "nodeName": "--node-name",
+    "nprocPerNode": "--nproc-per-node",
+    "coordinator": "--coordinator",
+    "httpHost": "--http-host",
+    "logDir": "--log-dir",
+    "runDir": "--run-dir",
+    "kernelLog": "--kernel-log",
+    "tokenFile": "--token-file",
+    "job": "--job",
+}
+
+log = logging.getLogger("outrider.run")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``outrider run``."""
+    parser.usage = "outrider run [options] [--] SCRIPT [ARGUMENT ...]"
+    parser.add_argument(
+        "--standalone",
+        action="store_true",
+        help="this machine is the whole job: serve the coordinator too, and end with the job",
+    )
+    add_job(parser)
+    _add_node(parser)
+    _add_places(parser)
+    for name in NOT_NEEDED:
+        spellings = {name, name.replace("-", "_").replace("__", "--", 1)}
+        parser.add_argument(*sorted(spellings), dest="not_needed", action=_Noted, metavar="X")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    parser.add_argument(
+        "--no-python", "--no_python", action="store_true", help="SCRIPT is a program by itself"
+    )
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="the training script")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="its own")
+
+
+def _add_node(parser: argparse.ArgumentParser) -> None:
+    node = parser.add_argument_group("this node")
+    add_target(parser)
+    node.add_argument("--node-name", metavar="NAME", help="its name (default: the host's)")
+    node.add_argument(
+        "--host", metavar="ADDR", help="where other nodes reach it (default: the host's name)"
+    )
+    node.add_argument("--spare", action="store_true", help="stand by for a node that fails")
+    node.add_argument(
+        "--label",
+        metavar="KEY=VALUE",
+        action="append",
+        type=_pair,
+        default=[],
+        help="where it stands, such as rack=7 (may be repeated)",
+    )
+    node.add_argument(
+        "--gpu",
+        metavar="INDEX=PCI",
+        action="append",
+        type=_gpu,
+        default=[],
+        help="PCI address of a device, where NVML cannot tell (may be repeated)",
+    )
+    node.add_argument(
+        "--kernel-log", metavar="FILE", help="kernel log to follow instead of /dev/kmsg"
+    )
+    node.add_argument(
+        "--http-host", default="127.0.0.1", metavar="ADDR", help="where its own API listens"
+    )
+    node.add_argument(
+        "--http-port",
+        type=port,
+        default=0,
+        metavar="PORT",
+        help="port of its own API (default: any free one)",
+    )
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    places = parser.add_argument_group("places")
+    places.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="folder of the workers' output (default: .outrider/logs/JOB/NODE)",
+    )
+    places.add_argument(
+        "--run-dir", metavar="DIR", help="folder of the workers' socket (default: a private one)"
+    )
+    add_state_dir(places, "with --standalone, a private one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Launch this node's workers and stay until the job ends."""
+    start_logging(verbose=args.verbose)
+    if args.not_needed:
+        log.info("not needed here and not used: %s", ", ".join(args.not_needed))
+    if args.script is None:
+        raise UserError("no training script given; put it, with its arguments, after `--`")
+    with ExitStack() as stack:
+        if args.run_dir is None:
+            private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
+            args.run_dir = stack.enter_context(private)
+        return _standalone(args, stack) if args.standalone else _join(args)
+
+
+def _join(args: argparse.Namespace) -> int:
+    """Run the sidecar of one node of a coordinator's job."""
+    if args.nnodes is not None:
+        node_count(args.nnodes)
+    check_node(args, job=args.job or STANDALONE_JOB, url=args.coordinator)  # before any waiting
+    client = Client.of(args)
+    if args.job_spec is not None:
+        settings = job_settings(args)
+        args.job, args.nproc_per_node = settings.job, settings.nproc_per_node
+    config = check_node(args, job=args.job or _ask_job(client), url=client.url)
+
+    from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
+    from coordinator.cli.sidecar import worded_sidecar  # noqa: PLC0415
+
+    return run_until_signal(lambda stop: worded_sidecar(config, stop), sigterm=TERMINATED)
+
+
+def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
+    """Run coordinator and sidecar of a job of one node."""
+    if args.job_spec is None:
+        args.nnodes = args.nnodes or "1"
+    settings = job_settings(args, default_name=STANDALONE_JOB)
+    if settings.nnodes != 1:
+        raise UserError(
+            f"--standalone is one node, not {settings.nnodes}; raise --nproc-per-node, or start"
+            " `outrider coordinator` and one `outrider run --coordinator URL` per node"
+        )
+    args.nproc_per_node = settings.nproc_per_node
+    args.host = args.host or "127.0.0.1"
+    check_node(args, job=settings.job, url=args.coordinator)
+    if args.state_dir is None:
+        private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
+        args.state_dir = Path(stack.enter_context(private))
+
+    from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
+    from coordinator.cli.sidecar import worded_sidecar  # noqa: PLC0415
+    from coordinator.daemon import CoordinatorConfig  # noqa: PLC0415
+    from coordinator.standalone import run_standalone  # noqa: PLC0415
+
+    coordinator = CoordinatorConfig(
+        settings=settings,
+        state_dir=args.state_dir,
+        port=_usual_port(),
+        token=read_token(args.token_file),
+        linger_s=0.0,
+        refuse_ended=True,
+    )
+
+    def sidecar(url: str, stop: asyncio.Event) -> Coroutine[Any, Any, int]:
+        return worded_sidecar(check_node(args, job=settings.job, url=url), stop)
+
+    def main(stop: asyncio.Event) -> Coroutine[Any, Any, int]:
+        return worded(run_standalone(coordinator, sidecar, stop))
+
+    return run_until_signal(main, sigterm=TERMINATED)
+
+
+def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
+    """Return this node's configuration.  Raises `UserError`."""
+    from sidecar.config import (  # noqa: PLC0415 - see the module's head
+        ConfigError,
+        GpuAddress,
+        NodeConfig,
+        check_node_config,
+    )
+
+    name = args.node_name or socket.gethostname()
+    config = NodeConfig(
+        node_name=name,
+        job=job,
+        coordinator=url,
+        command=(args.script, *args.arguments),
+        host=args.host or socket.gethostname(),
+        http_host=args.http_host,
+        http_port=args.http_port,
+        nproc_per_node=args.nproc_per_node or 1,
+        spare=args.spare,
+        labels=dict(args.label),
+        log_dir=args.log_dir or f".outrider/logs/{job}/{name}",
+        run_dir=str(args.run_dir),
+        kernel_log=args.kernel_log,
+        gpus=tuple(GpuAddress(index=index, pci=pci) for index, pci in args.gpu),
+        token_file=None if args.token_file is None else str(args.token_file),
+        module=args.module,
+        no_python=args.no_python,
+    )
+    try:
+        check_node_config(config)
+    except ConfigError as error:
+        raise UserError(as_option(str(error))) from error
+    return config
+
+
+def as_option(text: str) -> str:
+    """Return a complaint about a field as one about the option that sets it."""
+    field, colon, reason = text.partition(": ")
+    if not colon:
+        return text
+    if field == "command":
+        return reason
+    name = re.sub(r"\[.*", "", field)
+    option = "--gpu" if name == "gpus" else OPTION_OF_FIELD.get(name)
+    return text if option is None else f"{option}: {reason}"
+
+
+def _ask_job(client: Client) -> str:
+    """Return the name of the job that the coordinator serves, however long that takes."""
+    pause_s, said = RETRY_S_MIN, False
+    while True:
+        try:
+            return str(client.get("healthz")["job"])
+        except UserError as error:
+            if error.exit_code != UNREACHABLE:
+                raise
+            if not said:
+                log.warning("%s; retrying", error)
+            said = True
+        time.sleep(pause_s)
+        pause_s = min(RETRY_S_MAX, pause_s * 2)
+
+
+def _usual_port() -> int:
+    """Return the port that `outrider status` asks by itself, or 0 where it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", DEFAULT_PORT))
+        except OSError:
+            return 0
+    return DEFAULT_PORT
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _gpu(text: str) -> tuple[int, str]:
+    index, equals, pci = text.partition("=")
+    if not equals or not index.isascii() or not index.isdigit() or not pci:
+        raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=PCI, such as 0=0000:3b:00.0")
+    return int(index), pci
+
+
+class _Noted(argparse.Action):
+    """Remember that an option was given, and drop its value."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(
+            option_strings, dest, default=[], help=argparse.SUPPRESS, metavar=options["metavar"]
+        )
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Note the option."""
+        del parser, values
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), option_string])
