@@ -13,13 +13,12 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
+from sidecar.hardware.xid import normalise_pci
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
 
 NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Job and node names become folder names and metric labels."""
-PCI: Final = re.compile(r"(?:0{4})?([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.0)?")
-"""The kernel writes ``0000:3b:00``, NVML ``00000000:3B:00.0``; both are the same device."""
 LOOPBACK: Final = "127.0.0.1"
 SOCKET_NAME: Final = "worker.sock"
 CONFIG_BYTES_MAX: Final = 1 << 20
@@ -164,12 +163,11 @@ def _check_coordinator(url: str) -> None:
 def _check_gpus(gpus: tuple[GpuAddress, ...]) -> None:
     seen: dict[str, int] = {}
     for position, gpu in enumerate(gpus):
-        match = PCI.fullmatch(gpu.pci)
-        if match is None:
+        address = normalise_pci(gpu.pci)
+        if address is None:
             raise ConfigError(
                 f"gpus[{position}].pci: {gpu.pci!r} is not a PCI address such as 0000:3b:00"
             )
-        address = match[1].lower()
         if address in seen:
             raise ConfigError(f"gpus[{position}].pci: {gpu.pci} is that of GPU {seen[address]}")
         if gpu.index in seen.values():

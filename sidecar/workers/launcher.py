@@ -92,24 +92,17 @@ class _Ending:
 
 
 class Launcher:
-    """The workers of one node.  Every method belongs to the event loop's thread.
-
-    ``put`` receives the events; ``before_exit`` is called with the generation and local rank
-    of a worker that ended, before its `WorkerExited` is put, so that the last words of its log
-    can be heard first.
-    """
+    """The workers of one node.  Every method belongs to the event loop's thread."""
 
     def __init__(
         self,
         settings: LaunchSettings,
         pages: ProgressPages,
         put: Callable[[LauncherEvent], None],
-        before_exit: Callable[[int, int], None] = lambda _generation, _local_rank: None,
     ) -> None:
         self._settings = settings
         self._pages = pages
         self._put = put
-        self._before_exit = before_exit
         self._workers: dict[int, Worker] = {}
         self._files: dict[int, dict[int, LogFiles]] = {}
         self._marks: dict[int, str] = {}
@@ -177,12 +170,13 @@ class Launcher:
                 if pid not in self._marks:  # a worker may have been started meanwhile
                     reap(pid)
 
-    async def close(self) -> None:
-        """End everything at once and wait until it is gone."""
+    async def close(self, limit_s: float) -> bool:
+        """End everything at once; return whether it was gone within ``limit_s``."""
         newest = max((w.generation for w in self._workers.values()), default=0)
         self.kill(max(newest, *self._files, 0), grace_s=0.0)
-        if self._ending_task is not None:
-            await self._ending_task
+        assert self._ending_task is not None, "a kill starts it"
+        await asyncio.wait([self._ending_task], timeout=limit_s)
+        return not self._workers
 
     # --- starting -------------------------------------------------------------------------
 
@@ -261,7 +255,6 @@ class Launcher:
         worker.process.returncode = -(cause.signal or 0) or (cause.code or 0)
         if self._ending is not None:
             self._ending.changed.set()
-        self._before_exit(worker.generation, worker.local_rank)
         self._put(
             WorkerExited(
                 generation=worker.generation,

@@ -52,7 +52,12 @@ class ProgressPages:
         self._node = node
         self._folder = _page_folder(job, node, identity)
         self._pages: dict[tuple[int, int], Page] = {}
-        shutil.rmtree(self._folder, ignore_errors=True)  # left by one that was killed
+        self._claimed = False
+
+    def claim(self) -> None:
+        """Clear what a sidecar that was killed left behind.  No other may live under our name."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._claimed = True
 
     def create(self, generation: int, rank: int, local_rank: int) -> Page:
         """Create a rank's page.  Raises `OSError` or `ProgressPageError`."""
@@ -96,7 +101,8 @@ class ProgressPages:
     def close(self) -> None:
         """Remove every page and the folder."""
         self.remove(max((page.generation for page in self._pages.values()), default=0))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._claimed:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _snapshot(self, page: Page, now: Instant) -> RankSnapshot:
         blank = RankSnapshot(

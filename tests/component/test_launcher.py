@@ -53,6 +53,7 @@ class Node:
         path.write_text(textwrap.dedent(script))
         self.events: list[LauncherEvent] = []
         self.pages = ProgressPages(job="job", node="n1", identity=str(tmp_path))
+        self.pages.claim()
         self.log_dir = tmp_path / "logs"
         self.launcher = Launcher(
             LaunchSettings(
@@ -81,7 +82,7 @@ class Node:
         await until(condition)
 
     async def close(self) -> None:
-        await self.launcher.close()
+        assert await self.launcher.close(PATIENCE_S)
         self.pages.close()
 
 
@@ -305,7 +306,11 @@ def test_workers_die_with_a_sidecar_that_is_killed(tmp_path):
         sidecar.wait()
     asyncio.run(until(lambda: gone(worker)))
     # The next sidecar of the same node clears what that one left in shared memory.
-    ProgressPages(job="job", node="n1", identity=str(tmp_path)).close()
+    pages = ProgressPages(job="job", node="n1", identity=str(tmp_path))
+    left = pages.create(1, 0, 0).path.parent
+    assert len(list(left.iterdir())) == 2
+    pages.claim()
+    assert not left.exists()
 
 
 def test_a_spawn_that_fails_says_why_and_leaves_nothing_running(tmp_path):

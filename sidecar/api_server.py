@@ -1,0 +1,212 @@
+"""The node's HTTP API: a thin shell around the core.
+
+Requests become commands, the core's `Reply` becomes the answer.  Loopback by default; a bearer
+token where one is configured.  It decides nothing but whether a request can be read.
+"""
+
+import asyncio
+import hmac
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+
+import orjson
+from aiohttp import web
+
+from sidecar.api import AgentState, Command, Shutdown, StatusReport
+from sidecar.events import CommandReceived, Reply
+from sidecar.http_bodies import BodyError, check_update, start_command, status_body, stop_command
+
+BODY_BYTES_MAX: Final = 8 << 20
+"""A start for 100,000 nodes names as many addresses."""
+REPLY_S_MAX: Final = 10.0
+"""The core answers at once; this is the limit for a core that does not."""
+WAITING_MAX: Final = 256
+"""Requests that wait for the core; more are told to come back."""
+END_S_MAX: Final = 1.0
+"""Longest wait for open requests at the end."""
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_UNGUARDED: Final = frozenset({"/healthz"})
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class NodeView(Protocol):
+    """What the API shows of the node."""
+
+    def snapshot(self) -> StatusReport:
+        """Return the node's state."""
+
+    def transitions(self) -> Mapping[AgentState, float]:
+        """Return when each state was last entered, in seconds since the epoch."""
+
+    def metrics(self) -> bytes:
+        """Return the exposition for Prometheus."""
+
+    def is_alive(self) -> bool:
+        """Return whether the loop that runs the core still does."""
+
+
+class ApiServer:
+    """Serves one node.  ``put`` receives the commands; `answer` takes the core's replies."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        put: Callable[[CommandReceived], None],
+        *,
+        agent_version: str,
+        spare: bool,
+        token: str | None = None,
+    ) -> None:
+        self._view = view
+        self._put = put
+        self._agent_version = agent_version
+        self._spare = spare
+        self._token = token
+        self._ip_version: str | None = None
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._numbers = itertools.count(1)
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and return the port.  Raises `OSError`."""
+        app = web.Application(middlewares=[self._guard], client_max_size=BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.post("/start", self._start),
+                web.post("/stop", self._stop),
+                web.post("/update", self._update),
+                web.post("/shutdown", self._shutdown),
+                web.get("/status", self._status),
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthz),
+            ]
+        )
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=END_S_MAX
+        )
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        return int(self._runner.addresses[0][1])
+
+    async def close(self) -> None:
+        """Answer those who still wait, and stop listening."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(TimeoutError())
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def answer(self, reply: Reply) -> None:
+        """Answer the request that waits for ``reply``; nobody may wait any more."""
+        waiting = self._waiting.get(reply.request_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    # --- requests -------------------------------------------------------------------------
+
+    async def _start(self, request: web.Request) -> web.Response:
+        body = await _json(request, required=True)
+        command, ip_version = start_command(body, self._view.snapshot())
+        response = await self._command(command)
+        if response.status == web.HTTPOk.status_code:
+            self._ip_version = ip_version
+        return response
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        body = await _json(request, required=False)
+        return await self._command(stop_command(body, self._view.snapshot()))
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await _json(request, required=True)
+        stale, ip_version = check_update(body, self._view.snapshot())
+        if stale is not None:
+            return _problem(409, stale)
+        self._ip_version = ip_version or self._ip_version
+        return self._status_response()
+
+    async def _shutdown(self, _: web.Request) -> web.Response:
+        return await self._command(Shutdown(reason="asked for over the node's HTTP API"))
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return self._status_response()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._view.metrics(), headers={"Content-Type": METRICS_TYPE})
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        if self._view.is_alive():
+            return _response(200, {"status": "ok"})
+        return _problem(503, "the sidecar's core does not run")
+
+    # --- helpers --------------------------------------------------------------------------
+
+    async def _command(self, command: Command) -> web.Response:
+        if len(self._waiting) >= WAITING_MAX:
+            return _problem(503, f"{WAITING_MAX} requests wait already; try again")
+        number = next(self._numbers)
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._put(CommandReceived(command=command, request_id=number))
+        try:
+            async with asyncio.timeout(REPLY_S_MAX):
+                reply = await waiting
+        except TimeoutError:
+            return _problem(503, "the sidecar is ending, or its core does not answer")
+        finally:
+            del self._waiting[number]
+        if reply.status != web.HTTPOk.status_code:
+            return _problem(reply.status, reply.reason)
+        return self._status_response()
+
+    def _status_response(self) -> web.Response:
+        body = status_body(
+            self._view.snapshot(),
+            self._view.transitions(),
+            agent_version=self._agent_version,
+            spare=self._spare,
+            ip_version=self._ip_version,
+        )
+        return _response(200, body)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if not self._admitted(request):
+            response = _problem(401, "give the node's token as `Authorization: Bearer ...`")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        try:
+            return await handler(request)
+        except BodyError as error:
+            location = ["body", *(error.field.split(".") if error.field else [])]
+            detail = [{"loc": location, "msg": error.reason, "type": "value_error"}]
+            return _response(422, {"detail": detail})
+        except web.HTTPException as error:
+            return _problem(error.status, error.reason)
+
+    def _admitted(self, request: web.Request) -> bool:
+        if self._token is None or request.path in _UNGUARDED:
+            return True
+        given = request.headers.get("Authorization", "").encode()
+        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
+
+
+async def _json(request: web.Request, *, required: bool) -> Any:
+    """Return the body's JSON value, whatever content type it claims; None when it is empty."""
+    data = await request.read()
+    if not data.strip():
+        if required:
+            raise BodyError("", "a JSON object is required")
+        return None
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BodyError("", f"not JSON: {error}") from None
+
+
+def _response(status: int, body: Any) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(body), content_type="application/json")
+
+
+def _problem(status: int, reason: str) -> web.Response:
+    return _response(status, {"detail": reason})

@@ -1,0 +1,386 @@
+"""The sidecar as a process: core, workers, sockets and watchers put together.
+
+It wires and serves; every decision is the agent core's.  However it ends, it leaves no worker,
+no socket and no shared memory behind.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.agent import AgentConfig, AgentCore
+from sidecar.api import PROTOCOL_VERSION, AgentState, Hello, Shutdown, StatusReport
+from sidecar.api_server import ApiServer
+from sidecar.config import NodeConfig, check_node_config, read_token
+from sidecar.drive import drive, monotonic
+from sidecar.events import (
+    AnswerWorker,
+    CommandReceived,
+    Effect,
+    Event,
+    InspectionTaken,
+    KillWorkers,
+    PortReserved,
+    ProgressObserved,
+    Quit,
+    Reply,
+    Report,
+    ReservePort,
+    Say,
+    SpawnWorkers,
+    TakeInspection,
+    WatchLogs,
+    WorkerExited,
+    WorkersGone,
+)
+from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
+from sidecar.hardware.nvml import list_gpus
+from sidecar.logs.tail import LogWatcher
+from sidecar.metrics import Exposition, NodeCollector, NodeCounters
+from sidecar.uplink import Uplink
+from sidecar.workers.ipc_server import SocketPathError, WorkerServer
+from sidecar.workers.launcher import Launcher, LaunchSettings
+from sidecar.workers.pages import ProgressPages, tick_pages
+from sidecar.workers.ports import PortError, ReservedPort, reserve_port
+
+INBOX_EVENTS_MAX: Final = 65_536
+"""Events that may wait for the core, which takes one in microseconds."""
+PORT_RETRY_S: Final = 1.0
+"""Between two tries to reserve a port on a machine that has none left."""
+LEAVE_S_MAX: Final = 15.0
+"""A shutdown ends within this; the core's own limit for its workers is shorter."""
+CLOSE_S_MAX: Final = 5.0
+"""Longest wait for the last process of a worker at the very end."""
+FAREWELL_S_MAX: Final = 1.0
+"""Longest wait for the last status to leave."""
+
+log = logging.getLogger("outrider.sidecar")
+
+
+class SidecarError(Exception):
+    """The sidecar cannot start; the text says why and what to do."""
+
+
+def agent_version() -> str:
+    """Return the installed distribution's version, or ``unknown`` in a bare source tree."""
+    try:
+        return metadata.version("outrider")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: bool = False) -> int:
+    """Serve one node until the job ends, it is dismissed, or ``stop`` is set.
+
+    Returns the exit status.  ``sole_parent`` says that this process has no other children than
+    the workers, so that any other child is one of their orphans.  Raises `SidecarError` or
+    `sidecar.config.ConfigError` when it cannot start.
+    """
+    check_node_config(config)
+    inventory = await asyncio.to_thread(list_gpus)
+    if inventory.reason:
+        log.info("GPUs are not known from NVML: %s", inventory.reason)
+    gpus = {gpu.pci: gpu.index for gpu in config.gpus} or inventory.by_pci()
+    sidecar = _Sidecar(config, gpus, sole_parent=sole_parent)
+    try:
+        return await sidecar.run(stop)
+    finally:
+        await sidecar.close()
+
+
+class _Sidecar:
+    """One run of the process: every shell, and the table that ties effects to them."""
+
+    def __init__(self, config: NodeConfig, gpus: Mapping[str, int], *, sole_parent: bool) -> None:
+        self._config = config
+        self.counters = NodeCounters()
+        self._incarnation = uuid.uuid4().hex
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._driving: asyncio.Task[None] | None = None
+        self._port: ReservedPort | None = None
+        self._stopping = False
+        self._token = read_token(config)
+        self._core = AgentCore(
+            AgentConfig(
+                job=config.job,
+                node=config.node_name,
+                incarnation=self._incarnation,
+                nproc_per_node=config.nproc_per_node,
+            ),
+            monotonic(),
+        )
+        socket_path = config.socket_path()
+        self._pages = ProgressPages(
+            job=config.job, node=config.node_name, identity=str(socket_path)
+        )
+        settings = _launch_settings(config, sole_parent=sole_parent)
+        self._launcher = Launcher(settings, self._pages, self._heard_launcher)
+        self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
+        self._logs = LogWatcher(self.put, monotonic)
+        kernel_log = KMSG if config.kernel_log is None else Path(config.kernel_log)
+        self._kernel_log = KernelLogWatcher(kernel_log, gpus, self.put)
+        exposition = Exposition(NodeCollector(config.job, agent_version(), self, time.time))
+        self.metrics = exposition.text
+        self._api = ApiServer(
+            self, self.put, agent_version=agent_version(), spare=config.spare, token=self._token
+        )
+        self._uplink: Uplink | None = None
+        self._effects: dict[type[Effect], Callable[[Any], None]] = {
+            SpawnWorkers: lambda effect: self._launcher.spawn(effect.start),
+            KillWorkers: self._kill,
+            WatchLogs: self._watch_logs,
+            TakeInspection: self._inspect,
+            ReservePort: lambda _: self._reserve_port(),
+            Report: self._report,
+            AnswerWorker: self._answer_worker,
+            Reply: self._api.answer,
+            Quit: self._quit,
+            Say: lambda effect: log.log(_level(effect.level), "%s", effect.text),
+        }
+
+    # --- the life of the process ------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Serve until the end; `close` must follow."""
+        http_port = await self._listen()
+        self._uplink = Uplink(
+            self._config.coordinator, self._hello(http_port), self, token=self._token
+        )
+        for effect in self._core.begin():
+            self._start_effect(effect)
+        self._driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))
+        self._spawn_task(self._uplink.run())
+        self._spawn_task(tick_pages(self._pages, self.put))
+        self._spawn_task(self._kernel_log.run())
+        self._spawn_task(self._launcher.collect_strays())
+        log.info("node %s: API on %s:%d", self._config.node_name, self._config.http_host, http_port)
+        await self._wait_for_end(stop)
+        return self._ended.result()
+
+    async def close(self) -> None:
+        """End workers, connections and files, in the order in which they need one another."""
+        if self._uplink is not None:
+            await self._uplink.flush(FAREWELL_S_MAX)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not await self._launcher.close(CLOSE_S_MAX):
+            log.error("workers still run; the kernel ends them when this process is gone")
+        self._logs.close()
+        await self._workers.close()
+        await self._api.close()
+        self._pages.close()
+        if self._port is not None:
+            self._port.release()
+
+    async def _listen(self) -> int:
+        try:
+            await self._workers.start()
+        except SocketPathError as error:
+            raise SidecarError(str(error)) from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise SidecarError(
+                f"the workers' socket {self._workers.path} cannot be made: {reason}; "
+                "choose another runDir (--run-dir)"
+            ) from None
+        self._pages.claim()  # only now is it certain that no other sidecar stands here
+        host, port = self._config.http_host, self._config.http_port
+        try:
+            return await self._api.start(host, port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                hint = "choose another httpPort (--http-port), 0 takes any free one"
+                raise SidecarError(f"port {port} on {host} is in use; {hint}") from None
+            raise SidecarError(
+                f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
+            ) from None
+
+    async def _wait_for_end(self, stop: asyncio.Event) -> None:
+        asked: asyncio.Task[Any] = asyncio.create_task(stop.wait())
+        either: list[asyncio.Future[Any]] = [asked, self._ended]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():
+                return
+            self.put(CommandReceived(command=Shutdown(reason="asked to end")))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S_MAX):
+                    await asyncio.shield(self._ended)
+                return
+            log.error("the shutdown did not end within %g s; leaving", LEAVE_S_MAX)
+            self._end(1)
+        finally:
+            asked.cancel()
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._task_ended)
+        self._tasks.append(task)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """End the process when a part of it failed: a sidecar that half works hides faults."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.critical("a part of the sidecar failed; ending its workers", exc_info=error)
+        self._end(1)
+
+    def _end(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+    def _hello(self, http_port: int) -> Hello:
+        config = self._config
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            agent_version=agent_version(),
+            job=config.job,
+            node=config.node_name,
+            incarnation=self._incarnation,
+            host=config.host,
+            http_port=http_port,
+            nproc_per_node=config.nproc_per_node,
+            spare=config.spare,
+            labels=config.labels,
+        )
+
+    # --- events -----------------------------------------------------------------------------
+
+    def put(self, event: Event) -> None:
+        """Give the core an event."""
+        try:
+            self._inbox.put_nowait(event)
+        except asyncio.QueueFull:
+            self.counters.events_dropped += 1
+            if not isinstance(event, ProgressObserved):  # the next tick says it again
+                log.critical("the core's inbox is full; dropped %s", type(event).__name__)
+
+    def dismissed(self, reason: str) -> None:
+        """End: the coordinator does not want this sidecar."""
+        log.error("the coordinator refuses this sidecar: %s", reason)
+        command = Shutdown(reason=f"refused by the coordinator: {reason}", exit_code=1)
+        self.put(CommandReceived(command=command))
+
+    def _heard_launcher(self, event: Event) -> None:
+        if isinstance(event, WorkerExited):
+            self.counters.exited(event.cause, asked_for=self._stopping)
+            log.info("local rank %d ended with %s", event.local_rank, event.cause)
+        elif isinstance(event, WorkersGone):
+            self._stopping = False
+            self._logs.stop()
+        self.put(event)
+
+    # --- effects ----------------------------------------------------------------------------
+
+    def _start_effect(self, effect: Effect) -> None:
+        self._effects[type(effect)](effect)
+
+    def _kill(self, effect: KillWorkers) -> None:
+        self._stopping = True
+        self._launcher.kill(effect.generation, effect.grace_s)
+
+    def _watch_logs(self, effect: WatchLogs) -> None:
+        files = {
+            local_rank: (found.stdout, found.stderr)
+            for local_rank, found in self._launcher.log_files(effect.generation).items()
+        }
+        self._logs.watch(effect.generation, effect.rules, files)
+
+    def _inspect(self, effect: TakeInspection) -> None:
+        ranks = self._pages.ranks()
+        tails = {
+            str(ranks[local_rank]): lines
+            for local_rank, lines in self._logs.tails().items()
+            if local_rank in ranks
+        }
+        seen = self._pages.snapshots(monotonic())
+        self.put(InspectionTaken(round_id=effect.round_id, ranks=seen, log_tails=tails))
+
+    def _answer_worker(self, effect: AnswerWorker) -> None:
+        self._workers.send(effect.connection, effect.reply)  # a worker that is gone needs none
+
+    def _reserve_port(self) -> None:
+        try:
+            fresh = reserve_port()
+        except PortError as error:
+            log.error("%s; trying again", error)  # noqa: TRY400 - a sentence, no traceback
+            asyncio.get_running_loop().call_later(PORT_RETRY_S, self._reserve_port)
+            return
+        if self._port is not None:
+            self._port.release()
+        self._port = fresh
+        self.put(PortReserved(port=fresh.number))
+
+    def _report(self, effect: Report) -> None:
+        if isinstance(effect.message, StatusReport):
+            self.counters.reported(effect.message)
+        if self._uplink is not None:
+            self._uplink.report(effect.message)
+
+    def _quit(self, effect: Quit) -> None:
+        log.info("ending: %s", effect.reason)
+        self._end(effect.code)
+
+    # --- what the API and the metrics show --------------------------------------------------
+
+    def snapshot(self) -> StatusReport:
+        """Return the node's state."""
+        return self._core.snapshot(monotonic())
+
+    def transitions(self) -> Mapping[AgentState, float]:
+        """Return when each state was last entered, in seconds since the epoch."""
+        now, wall = monotonic(), time.time()
+        return {state: wall - (now - at) / 1e9 for state, at in self._core.transitions.items()}
+
+    def is_alive(self) -> bool:
+        """Return whether the core is driven."""
+        return self._driving is not None and not self._driving.done()
+
+    def ipc_counters(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return messages by type and errors by kind."""
+        return self._workers.messages, self._workers.errors
+
+    def log_counters(self) -> tuple[int, Mapping[str, int]]:
+        """Return lines read, and matches by rule."""
+        return self._logs.counters.lines, self._logs.counters.rule_matches
+
+    def xid_counters(self) -> Mapping[str, int]:
+        """Return Xid records by severity."""
+        xids = self._kernel_log.counters.xids
+        return {severity.value: count for severity, count in xids.items()}
+
+    def kernel_log_available(self) -> bool:
+        """Return whether there is a kernel log to read."""
+        return self._kernel_log.available
+
+    def uplink_connected(self) -> bool:
+        """Return whether the coordinator is reached."""
+        return self._uplink is not None and self._uplink.connected
+
+
+def _launch_settings(config: NodeConfig, *, sole_parent: bool) -> LaunchSettings:
+    return LaunchSettings(
+        job=config.job,
+        node=config.node_name,
+        nproc=config.nproc_per_node,
+        command=config.worker_command().resolve(),
+        log_dir=Path(config.log_dir).absolute(),
+        socket_path=str(config.socket_path()),
+        inherited=dict(os.environ),
+        sole_parent=sole_parent,
+    )
+
+
+def _level(name: str) -> int:
+    return logging.getLevelNamesMapping().get(name, logging.INFO)

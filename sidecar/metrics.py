@@ -1,0 +1,244 @@
+"""What the node tells Prometheus, computed at each scrape.
+
+A collector over the core's snapshot and the shells' counters: nothing is copied in advance, so a
+series never outlives what it speaks of.  Every bounded label is exported from the first scrape,
+because an increase from nothing fires no alert.
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeAlias
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sidecar.api import AgentState, ExitCause, FaultKind, StatusReport
+from sidecar.workers.ipc_server import ERROR_KINDS
+from worker_shim.messages import WORKER_MESSAGES
+
+JOB: Final = "training_job"
+_Values: TypeAlias = dict[tuple[str, ...], float]
+EXIT_REASONS: Final = ("clean", "error", "signal", "stopped")
+"""``stopped`` is an exit that this sidecar asked for."""
+
+
+@dataclass(slots=True)
+class NodeCounters:
+    """What the daemon counts itself, because no shell does.  Counters only grow."""
+
+    exits: Counter[str] = field(default_factory=Counter)
+    faults: Counter[FaultKind] = field(default_factory=Counter)
+    events_dropped: int = 0
+    _newest_fault: int = 0
+
+    def exited(self, cause: ExitCause, *, asked_for: bool) -> None:
+        """Count a worker's end."""
+        if asked_for:
+            reason = "stopped"
+        elif cause.clean:
+            reason = "clean"
+        else:
+            reason = "error" if cause.signal is None else "signal"
+        self.exits[reason] += 1
+
+    def reported(self, report: StatusReport) -> None:
+        """Count the faults that earlier reports did not show; their ids only grow."""
+        for fault in report.faults:
+            if fault.fault_id > self._newest_fault:
+                self.faults[fault.kind] += 1
+        self._newest_fault = max(
+            (fault.fault_id for fault in report.faults), default=self._newest_fault
+        )
+
+
+class NodeSources(Protocol):
+    """Where the numbers come from."""
+
+    counters: NodeCounters
+
+    def snapshot(self) -> StatusReport:
+        """Return the node's state."""
+
+    def ipc_counters(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return messages by type and errors by kind."""
+
+    def log_counters(self) -> tuple[int, Mapping[str, int]]:
+        """Return lines read, and matches by rule."""
+
+    def xid_counters(self) -> Mapping[str, int]:
+        """Return Xid records by severity."""
+
+    def kernel_log_available(self) -> bool:
+        """Return whether there is a kernel log to read."""
+
+    def uplink_connected(self) -> bool:
+        """Return whether the coordinator is reached."""
+
+
+class NodeCollector(Collector):
+    """The node's series, all with the label ``training_job``."""
+
+    def __init__(
+        self, job: str, version: str, sources: NodeSources, wall_s: Callable[[], float]
+    ) -> None:
+        self._job = job
+        self._version = version
+        self._sources = sources
+        self._wall_s = wall_s
+
+    def describe(self) -> Iterable[Metric]:
+        """Say nothing in advance: the registry need not call `collect` to know us."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every series as it is now."""
+        report = self._sources.snapshot()
+        yield from self._agent(report)
+        yield from self._ranks(report)
+        yield from self._counters()
+
+    def _agent(self, report: StatusReport) -> Iterator[Metric]:
+        python = platform.python_version()
+        yield self._gauge(
+            "outrider_build_info",
+            "Always 1; names the version.",
+            ("component", "version", "python"),
+            {("sidecar", self._version, python): 1},
+        )
+        yield self._gauge(
+            "outrider_agent_state",
+            "1 for the state that the node's agent is in, 0 for every other.",
+            ("state",),
+            {(state.value,): float(state is report.state) for state in AgentState},
+        )
+        for name, text, value in (
+            ("generation", "Generation of the last start obeyed.", report.generation),
+            (
+                "stopped_generation",
+                "Highest generation whose stop is complete.",
+                report.stopped_generation,
+            ),
+            (
+                "topology_version",
+                "Topology version of the last start obeyed.",
+                report.topology_version,
+            ),
+        ):
+            yield self._gauge(f"outrider_agent_{name}", text, (), {(): value})
+        for name, text, answer in (
+            (
+                "outrider_uplink_connected",
+                "1 while the coordinator is reached.",
+                self._sources.uplink_connected(),
+            ),
+            (
+                "outrider_kernel_log_available",
+                "1 while there is a kernel log to read; 0 means hardware is not known.",
+                self._sources.kernel_log_available(),
+            ),
+        ):
+            yield self._gauge(name, text, (), {(): float(answer)})
+
+    def _ranks(self, report: StatusReport) -> Iterator[Metric]:
+        steps: _Values = {(str(r.rank),): float(r.step) for r in report.ranks if r.step is not None}
+        yield self._gauge(
+            "outrider_rank_step", "Optimizer steps that a rank completed.", ("rank",), steps
+        )
+        now = self._wall_s()
+        progress: _Values = {
+            (str(r.rank),): now - r.progress_age_ns / 1e9
+            for r in report.ranks
+            if r.progress_age_ns is not None
+        }
+        yield self._gauge(
+            "outrider_rank_last_progress_timestamp_seconds",
+            "When a rank last published progress.",
+            ("rank",),
+            progress,
+        )
+        stalled: _Values = {(str(r.rank),): float(r.stalled) for r in report.ranks}
+        yield self._gauge(
+            "outrider_rank_stalled",
+            "1 while a rank is silent for longer than its stall limit.",
+            ("rank",),
+            stalled,
+        )
+
+    def _counters(self) -> Iterator[Metric]:
+        sources = self._sources
+        messages, errors = sources.ipc_counters()
+        lines, matches = sources.log_counters()
+        yield self._counter(
+            "outrider_worker_exits",
+            "Worker processes that ended.",
+            "reason",
+            dict.fromkeys(EXIT_REASONS, 0) | sources.counters.exits,
+        )
+        yield self._counter(
+            "outrider_faults",
+            "Faults that this node reported.",
+            "kind",
+            {kind.value: sources.counters.faults[kind] for kind in FaultKind},
+        )
+        yield self._counter(
+            "outrider_ipc_messages",
+            "Messages accepted from workers.",
+            "type",
+            dict.fromkeys(WORKER_MESSAGES, 0) | dict(messages),
+        )
+        yield self._counter(
+            "outrider_ipc_errors",
+            "Messages and connections refused.",
+            "kind",
+            dict.fromkeys(ERROR_KINDS, 0) | dict(errors),
+        )
+        yield self._counter(
+            "outrider_log_rule_matches", "Log lines that a rule matched.", "rule", matches
+        )
+        yield self._counter(
+            "outrider_xid_records",
+            "GPU error records in the kernel log.",
+            "severity",
+            sources.xid_counters(),
+        )
+        for name, text, value in (
+            ("outrider_log_lines", "Lines of worker output that were judged.", lines),
+            (
+                "outrider_events_dropped",
+                "Events that found the core's inbox full.",
+                sources.counters.events_dropped,
+            ),
+        ):
+            total = CounterMetricFamily(name, text, labels=(JOB,))
+            total.add_metric((self._job,), value)
+            yield total
+
+    def _gauge(
+        self, name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
+    ) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=(JOB, *labels))
+        for key, value in values.items():
+            family.add_metric((self._job, *key), value)
+        return family
+
+    def _counter(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=(JOB, label))
+        for key, value in values.items():
+            family.add_metric((self._job, key), value)
+        return family
+
+
+class Exposition:
+    """The text that a scrape reads."""
+
+    def __init__(self, collector: NodeCollector) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """Return every series in the text format."""
+        return generate_latest(self._registry)
