@@ -99,7 +99,7 @@ class KernelLogWatcher:
         lines = self._source.read()
         if self._source.missing and not self._missing_said:
             self._missing_said = True
-            _LOG.warning("there is no kernel log at %s; it is looked for again", self._path)
+            _LOG.warning("no kernel log is read from %s yet; it is looked for again", self._path)
         elif not self._source.missing and self._missing_said:
             self._missing_said = False
             _LOG.info("the kernel log at %s is read now", self._path)
@@ -112,9 +112,10 @@ class KernelLogWatcher:
         meaning = event.meaning
         self.counters.xids[meaning.severity] += 1
         key = (event.pci, event.code)
-        if key in self._said or len(self._said) >= REMEMBERED_MAX:
+        if key in self._said:
             return
-        self._said.add(key)
+        if len(self._said) < REMEMBERED_MAX:
+            self._said.add(key)
         gpu = self._gpus.get(event.pci)
         if meaning.severity is not XidSeverity.FATAL:
             _LOG.warning("%s", _sentence(event, gpu))
@@ -154,7 +155,7 @@ class _KernelDevice:
         self._counters = counters
         self._fd: int | None = None
         self._trouble = ""
-        self.missing = False
+        self.missing = True
 
     def read(self) -> list[str]:
         """Return the records that came since the last read."""

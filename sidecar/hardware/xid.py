@@ -117,10 +117,10 @@ def meaning_of(code: int) -> XidMeaning:
 # what syslog and journald put before "kernel:".  A program that quotes such a line convicts nobody.
 _XID: Final = re.compile(
     r"^(?:<\d+>)?(?:\d+,\d+,\d+,[^;]*;)?"
-    r"(?:(?:\S*[^\s:] +){1,5}kernel: )?"
+    r"(?:(?:\S*[^\s:] +){0,5}kernel: )?"
     r"(?:\[[^\]]*\] *)*"
     r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)(?: [^)]*)?\): (?P<code>\d{1,6})\b,? *"
-    r"(?:pid=(?P<pid>[^,]*), *)?(?:name=(?P<name>[^,]*), *)?(?P<text>.*)"
+    r"(?:pid=(?P<pid>[^,]*)(?:, *|$))?(?:name=(?P<name>[^,]*)(?:, *|$))?(?P<text>.*)"
 )
 _PCI: Final = re.compile(
     r"(?:PCI:)?(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"

@@ -38,14 +38,15 @@ class FollowCounters:
 class FollowedFile:
     """The lines of ``path`` from its start, or from its present end (``from_end``).
 
-    ``behind`` is True when the last read may have left something.
+    ``behind`` is True when the last read may have left something, ``missing`` while there is no
+    file to read.
     """
 
     path: Path
     counters: FollowCounters
     from_end: bool = False
     behind: bool = False
-    missing: bool = False
+    missing: bool = True
     splitter: LineSplitter = field(default_factory=LineSplitter)
     _fd: int | None = None
     _offset: int = 0
@@ -92,11 +93,12 @@ class FollowedFile:
             if len(self._head) < FINGERPRINT_BYTES:
                 self._head = os.pread(self._fd, FINGERPRINT_BYTES, 0)[: self._offset]
             self.behind = self.behind or len(data) == CHUNK_BYTES_MAX
+        self._trouble = ""
         return data
 
     def _open(self) -> bool:
         try:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             self.missing = True
             self.from_end = False  # what appears later is new altogether
@@ -108,7 +110,7 @@ class FollowedFile:
             self._offset = seen.st_size if self.from_end else 0
             self._head = os.pread(self._fd, FINGERPRINT_BYTES, 0)[: self._offset]
             self.splitter.reset()
-        self._identity, self.from_end, self._trouble = identity, False, ""
+        self._identity, self.from_end = identity, False
         return True
 
     def _head_changed(self) -> bool:
@@ -144,6 +146,7 @@ class FollowedFile:
 
     def _fail(self, error: OSError) -> None:
         self.counters.read_errors += 1
+        self.missing = True
         self.close()
         reason = error.strerror or str(error)
         if reason != self._trouble:

@@ -1,0 +1,203 @@
+"""The kernel log watcher with real files, and the machine's own log where it may be read."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.events import HardwareFinding
+from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
+from sidecar.hardware.nvml import GpuInventory, list_gpus
+from sidecar.hardware.xid import XidSeverity, normalise_pci
+
+pytestmark = pytest.mark.component
+
+PATIENCE_S = 30.0
+GPUS = {"00000000:3B:00.0": 0, "0000:86:00": 5}
+
+
+def xid(code: int, pci: str = "0000:86:00") -> str:
+    return f"[ 12.5] NVRM: Xid (PCI:{pci}): {code}, pid=77, name=python, some words\n"
+
+
+class Kernel:
+    """A log file, its watcher and every finding."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.findings: list[HardwareFinding] = []
+        self.watcher = KernelLogWatcher(path, GPUS, self.findings.append, poll_s=0.02)
+
+    def write(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(text)
+
+    async def found(self, count: int = 1) -> list[HardwareFinding]:
+        await until(lambda: len(self.findings) >= count)
+        return self.findings
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.watcher.run())
+        try:
+            yield
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        assert task.cancelled()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.01)
+
+
+def test_a_fatal_xid_convicts_the_gpu_of_that_address(tmp_path):
+    """The node would be given the same dead device again."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write("usb 1-1: new device\n" + xid(79) + xid(48, "0000:3B:00"))
+            first, second = await kernel.found(2)
+        assert (first.gpu, first.reason) == (5, "Xid79")
+        assert "GPU 5" in first.message
+        assert "fallen off the bus" in first.message
+        assert "some words" in first.line
+        assert (second.gpu, second.reason) == (0, "Xid48")
+
+    asyncio.run(scenario())
+
+
+def test_lines_from_before_the_start_convict_nobody(tmp_path):
+    """Yesterday's fault, mended since, would take the node out for ever."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write(xid(79) + xid(95)[:30])
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(xid(95)[30:] + xid(48))
+            (finding,) = await kernel.found()
+        assert finding.reason == "Xid48"
+
+    asyncio.run(scenario())
+
+
+def test_one_device_and_code_is_told_once(tmp_path):
+    """The driver repeats itself by the hundred; each would be an incident."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(xid(79) * 100 + xid(79, "0000:3b:00") + xid(48))
+            await kernel.found(3)
+            await until(lambda: kernel.watcher.counters.xids[XidSeverity.FATAL] == 102)
+        assert [(one.gpu, one.reason) for one in kernel.findings] == [
+            (5, "Xid79"),
+            (0, "Xid79"),
+            (5, "Xid48"),
+        ]
+
+    asyncio.run(scenario())
+
+
+def test_a_programs_own_error_and_an_unknown_code_convict_nothing(tmp_path, caplog):
+    """A bug in a script would drain node after node."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(xid(13) + xid(987) + xid(79))
+            (finding,) = await kernel.found()
+        assert finding.reason == "Xid79"
+        assert kernel.watcher.counters.xids[XidSeverity.APP] == 1
+        assert kernel.watcher.counters.xids[XidSeverity.WARNING] == 1
+
+    asyncio.run(scenario())
+    assert "Xid 987 on GPU 5 (PCI 0000:86:00): not in the catalogue" in caplog.text
+
+
+def test_an_address_of_no_known_gpu_is_told_as_the_nodes(tmp_path):
+    """Dropping it would read as a healthy node; guessing would convict the wrong device."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(xid(79, "0000:ff:00"))
+            (finding,) = await kernel.found()
+        assert finding.gpu is None
+        assert "not among this node's known ones (PCI 0000:ff:00)" in finding.message
+
+    asyncio.run(scenario())
+
+
+def test_a_log_that_is_not_there_is_said_once_and_found_later(tmp_path, caplog):
+    """A node without its log would pass for one without faults."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        async with kernel.running():
+            await until(lambda: "no kernel log" in caplog.text)
+            await asyncio.sleep(0.1)
+            assert not kernel.watcher.available
+            kernel.write(xid(79))
+            await kernel.found()
+            assert kernel.watcher.available
+
+    asyncio.run(scenario())
+    assert caplog.text.count("no kernel log") == 1
+
+
+def test_a_rotated_log_is_followed(tmp_path):
+    """After midnight nothing would be seen."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("old\n")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.path.rename(tmp_path / "kern.log.1")
+            kernel.write(xid(79))
+            await kernel.found()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not os.access(KMSG, os.W_OK), reason="the kernel's log may not be written")
+def test_the_kernels_own_log_is_read_record_by_record():
+    """Containers often have no log file, only this device."""
+
+    async def scenario() -> None:
+        kernel = Kernel(KMSG)
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            KMSG.write_text("outrider kernel log test\n")
+            await until(lambda: kernel.watcher.counters.lines >= 1)
+
+    asyncio.run(scenario())
+
+
+def test_an_inventory_names_its_devices_or_says_why_it_cannot():
+    """An empty list without a reason would pass for a node without GPUs, or without faults."""
+    inventory = list_gpus()
+    assert inventory.gpus or inventory.reason
+    for gpu in inventory.gpus:
+        assert normalise_pci(gpu.pci) == gpu.pci
+    assert list_gpus(timeout_s=0).reason
+    assert GpuInventory(reason="no").by_pci() == {}
