@@ -182,7 +182,9 @@ class Uplink:
             return
         self._complained_at = now
         why = str(error) or "no answer in time"
-        if isinstance(error, aiohttp.WSServerHandshakeError):
+        if isinstance(error, aiohttp.ClientConnectorError):
+            why = error.strerror or why
+        elif isinstance(error, aiohttp.WSServerHandshakeError):
             why = f"HTTP status {error.status}"
             if error.status in (401, 403):
                 why = "it refuses our token; see tokenFile (--token-file)"
