@@ -58,6 +58,11 @@ def await_step(cluster: Cluster, step: int) -> dict:
     return await_that(f"step {step}", reached)
 
 
+def running(cluster: Cluster) -> list[str]:
+    nodes = cluster.nodes().items()
+    return [name for name, node in nodes if any(rank["pid"] for rank in node["ranks"])]
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -103,6 +108,7 @@ def test_a_killed_coordinator_stops_no_training_and_handles_the_next_fault(tmp_p
         cluster.start_coordinator(port)
         job = await_step(cluster, 15)
         assert job["generation"] == 1
+        await_that("both nodes' calls", lambda: len(running(cluster)) == 2)
         assert [cluster.worker_pid(node) for node in ("node-0", "node-1")] == pids
         os.kill(pids[1], signal.SIGKILL)
         incident = closed_incident(cluster, 1)
