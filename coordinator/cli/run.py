@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the real imports wait until the command line is known to be
     from sidecar.config import NodeConfig
 
 STANDALONE_JOB: Final = "standalone"
+LOG_DIR: Final = ".outrider/logs"
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 5.0
 """Bounds of the back-off while the coordinator cannot be asked for its job's name."""
@@ -122,7 +123,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     places.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="folder of the workers' output (default: .outrider/logs/JOB/NODE)",
+        default=LOG_DIR,
+        help=f"the workers' output goes to DIR/JOB/NODE (default: {LOG_DIR})",
     )
     places.add_argument(
         "--run-dir", metavar="DIR", help="folder of the workers' socket (default: a private one)"
@@ -154,6 +156,7 @@ def _join(args: argparse.Namespace) -> int:
         settings = job_settings(args)
         args.job, args.nproc_per_node = settings.job, settings.nproc_per_node
     config = check_node(args, job=args.job or _ask_job(client), url=client.url)
+    _say_where(config)
 
     from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
     from coordinator.cli.sidecar import worded_sidecar  # noqa: PLC0415
@@ -173,7 +176,7 @@ def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
         )
     args.nproc_per_node = settings.nproc_per_node
     args.host = args.host or "127.0.0.1"
-    check_node(args, job=settings.job, url=args.coordinator)
+    _say_where(check_node(args, job=settings.job, url=args.coordinator))
     if args.state_dir is None:
         private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
         args.state_dir = Path(stack.enter_context(private))
@@ -222,7 +225,7 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         nproc_per_node=args.nproc_per_node or 1,
         spare=args.spare,
         labels=dict(args.label),
-        log_dir=args.log_dir or f".outrider/logs/{job}/{name}",
+        log_dir=args.log_dir,
         run_dir=str(args.run_dir),
         kernel_log=args.kernel_log,
         gpus=tuple(GpuAddress(index=index, pci=pci) for index, pci in args.gpu),
@@ -247,6 +250,11 @@ def as_option(text: str) -> str:
     name = re.sub(r"\[.*", "", field)
     option = "--gpu" if name == "gpus" else OPTION_OF_FIELD.get(name)
     return text if option is None else f"{option}: {reason}"
+
+
+def _say_where(config: "NodeConfig") -> None:
+    folder = Path(config.log_dir).absolute() / config.job / config.node_name
+    log.info("the workers' output goes to %s", folder)
 
 
 def _ask_job(client: Client) -> str:

@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
 async def worded_sidecar(config: "NodeConfig", stop: asyncio.Event) -> int:
     """Run a sidecar, and turn what its owner can mend into a `UserError`."""
     from sidecar.config import ConfigError  # noqa: PLC0415 - as above
-    from sidecar.daemon import run_sidecar  # noqa: PLC0415 - as above
+    from sidecar.daemon import SidecarError, run_sidecar  # noqa: PLC0415 - as above
 
     try:
-        return await run_sidecar(config, stop)
-    except ConfigError as error:
+        return await run_sidecar(config, stop, sole_parent=True)
+    except (ConfigError, SidecarError) as error:
         raise UserError(str(error)) from error

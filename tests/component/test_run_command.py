@@ -1,0 +1,260 @@
+"""`outrider run` and `outrider sidecar` as a person starts them: real workers, real signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+pytestmark = pytest.mark.component
+
+T = TypeVar("T")
+
+DEADLINE_S = 120.0
+OUTRIDER = [sys.executable, "-m", "coordinator.cli"]
+FIRST_LINE = "outrider: coordinator listening on "
+GOOD = """
+import json, os, pathlib, sys
+seen = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+pathlib.Path(sys.argv[1], "rank_" + seen["RANK"]).write_text(json.dumps([seen, sys.argv[2:]]))
+"""
+BAD = "import sys; print('no such luck', file=sys.stderr); sys.exit(7)"
+ENDLESS = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+draft = pathlib.Path(sys.argv[1], "draft")
+draft.write_text(f"{os.getpid()} {child.pid}")
+draft.rename(pathlib.Path(sys.argv[1], "pids"))
+time.sleep(3600)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start commands whose processes are all ended afterwards."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*argv: str | Path) -> "subprocess.Popen[str]":
+        places = {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path / "tmp")}
+        (tmp_path / "tmp").mkdir(exist_ok=True)
+        process = subprocess.Popen(
+            [*OUTRIDER, *map(str, argv)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **places},
+        )
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Write training scripts."""
+
+    def write(code: str) -> Path:
+        path = tmp_path / "train.py"
+        path.write_text(code)
+        return path
+
+    return write
+
+
+def until(look: Callable[[], T | None]) -> T:
+    """Return the first answer that is not None."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := look()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def listening(process: "subprocess.Popen[str]") -> str:
+    """Return the URL of a coordinator that has just been started."""
+    assert process.stdout is not None
+    return process.stdout.readline().removeprefix(FIRST_LINE).strip()
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Wait for the end; return exit status and standard error."""
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, errors
+
+
+def gone(pid: int) -> bool:
+    """Return whether no process has this id, zombies not counted."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_standalone_runs_every_rank_and_ends_with_the_job(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """The first thing that a newcomer tries must behave like torchrun."""
+    logs = tmp_path / "logs"
+    process = start(
+        *("run", "--standalone", "--nproc_per_node=2", "--log-dir", logs),
+        *("--", script(GOOD), tmp_path, "--lr", "0.1"),
+    )
+    status, errors = ended(process)
+    assert status == 0, errors
+    for rank in ("0", "1"):
+        seen, arguments = json.loads((tmp_path / f"rank_{rank}").read_text())
+        assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == (rank, rank, "2")
+        assert int(seen["MASTER_PORT"]) > 0
+        assert arguments == ["--lr", "0.1"]
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(logs.rglob("stdout.log"))
+
+
+def test_standalone_gives_up_with_status_1_and_keeps_the_incidents(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """A script that fails for ever must end, say why, and leave what was found out."""
+    state = tmp_path / "kept"
+    options = ("run", "--standalone", "--state-dir", state, "--log-dir", tmp_path / "logs")
+    status, errors = ended(start(*options, script(BAD)))
+    assert status == 1
+    assert "rank 0" in errors
+    assert "exit code 7" in errors
+    assert "Traceback" not in errors
+    again, errors = ended(start(*options, script(BAD)))
+    assert again == 2
+    assert "has failed before" in errors
+    assert "give another --job or --state-dir" in errors
+    coordinator = start("coordinator", "--job", "standalone", "--nnodes", "1", "--port", "0",
+                        "--state-dir", state)  # fmt: skip
+    asked = start("incidents", "--json", "--coordinator", listening(coordinator))
+    found = json.loads(asked.communicate(timeout=DEADLINE_S)[0])
+    assert found
+    assert {(line["kind"], line["rank"]) for line in found} == {("crash", 0)}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything_that_was_started(
+    tmp_path: Path,
+    start: Start,
+    script: Callable[[str], Path],
+    number: signal.Signals,
+    status: int,
+) -> None:
+    """A worker or its data loader left behind holds the GPU until somebody finds it."""
+    shared_before = set(Path("/dev/shm").iterdir())
+    process = start(
+        *("run", "--standalone", "--log-dir", tmp_path / "logs"), script(ENDLESS), tmp_path
+    )
+    pids = tmp_path / "pids"
+    started = until(lambda: pids.read_text().split() if pids.exists() else None)
+    process.send_signal(number)
+    code, errors = ended(process)
+    assert code == status, errors
+    assert "Traceback" not in errors
+    assert all(gone(int(pid)) for pid in started)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert set(Path("/dev/shm").iterdir()) <= shared_before
+
+
+def test_a_node_waits_for_its_coordinator_and_learns_the_jobs_name(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """Schedulers start the parts in any order; none of them may give up or guess."""
+    port = free_port()
+    node = start(
+        *("run", "--coordinator", f"http://127.0.0.1:{port}", "--node-name", "a"),
+        *("--host", "127.0.0.1", "--log-dir", tmp_path / "logs", script(GOOD), tmp_path),
+    )
+    assert node.stderr is not None
+    line = until(lambda: text if "retrying" in (text := node.stderr.readline()) else None)
+    assert f"cannot reach a coordinator at http://127.0.0.1:{port}" in line
+    coordinator = start("coordinator", "--job", "named-late", "--nnodes", "1", "--port", port)
+    status, errors = ended(node)
+    assert status == 0, errors
+    assert ended(coordinator)[0] == 0
+    assert (tmp_path / "rank_0").exists()
+    assert (tmp_path / "logs" / "named-late" / "a").is_dir()
+
+
+def test_a_sidecar_from_a_file_does_the_same(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """The file is what a cluster's images carry."""
+    coordinator = start("coordinator", "--job", "job", "--nnodes", "2", "--port", "0")
+    url = listening(coordinator)
+    nodes = []
+    for name in ("a", "b"):
+        config = tmp_path / f"{name}.yaml"
+        body = {
+            "nodeName": name,
+            "job": "job",
+            "coordinator": url,
+            "host": "127.0.0.1",
+            "command": [str(script(GOOD)), str(tmp_path)],
+            "logDir": str(tmp_path / "logs"),
+            "runDir": str(tmp_path / f"run-{name}"),
+        }
+        config.write_text(json.dumps(body))
+        nodes.append(start("sidecar", "--config", config))
+    for process in (*nodes, coordinator):
+        status, errors = ended(process)
+        assert status == 0, errors
+    worlds = {json.loads((tmp_path / f"rank_{rank}").read_text())[0]["WORLD_SIZE"] for rank in "01"}
+    assert worlds == {"2"}
+
+
+def test_a_failed_job_is_every_nodes_exit_status(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """A scheduler that sees 0 from a node marks the failed job as done."""
+    coordinator = start("coordinator", "--job", "job", "--nnodes", "1", "--port", "0")
+    node = start(
+        *("run", "--coordinator", listening(coordinator), "--job", "job", "--host", "127.0.0.1"),
+        *("--log-dir", tmp_path / "logs", script(BAD)),
+    )
+    assert ended(node)[0] == 1
+    assert ended(coordinator)[0] == 1
+
+
+def test_a_taken_port_of_the_nodes_api_is_one_line(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """Two nodes on one machine is the usual first experiment."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        process = start(
+            *("run", "--standalone", "--http-port", port, "--log-dir", tmp_path / "logs"),
+            script(GOOD),
+            tmp_path,
+        )
+        status, errors = ended(process)
+    assert status == 2
+    complaints = [line for line in errors.splitlines() if line.startswith("outrider: error: ")]
+    assert len(complaints) == 1
+    assert f"port {port} on 127.0.0.1 is in use" in complaints[0]
+    assert "Traceback" not in errors
