@@ -20,7 +20,7 @@ from coordinator.cli.errors import UserError
 
 START_WITHIN_S: Final = 30.0
 """Longest wait for the coordinator's address; a loaded laptop needs a few seconds."""
-END_WITHIN_S: Final = 5.0
+END_WITHIN_S: Final = 4.5
 """Time between a polite signal and SIGKILL at the end."""
 
 
@@ -182,15 +182,20 @@ class Cluster:
 
     def end(self) -> None:
         """End every process that still runs: politely, then not."""
-        for process in self.processes.values():
-            _signal(process, signal.SIGTERM)
-        deadline = time.monotonic() + END_WITHIN_S
-        for process in self.processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in self.processes.values():
-            _signal(process, signal.SIGKILL)
-            process.wait()
+        end(*self.processes.values())
+
+
+def end(*processes: "subprocess.Popen[bytes]") -> None:
+    """End these processes, and let them end what they started: politely, then not."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + END_WITHIN_S
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        _signal(process, signal.SIGKILL)
+        process.wait()
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:

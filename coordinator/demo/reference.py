@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.cli.errors import UserError
-from coordinator.demo.cluster import Layout
+from coordinator.demo.cluster import Layout, end
 
 RUN_WITHIN_S: Final = 120.0
 """Longest wait for the undisturbed run, which takes some 20 s on two cores."""
@@ -25,20 +25,22 @@ def run_reference(layout: Layout, world_size: int) -> str:
     command += ["--nproc-per-node", str(world_size)]
     command += layout.training(str(folder / "data-$RANK"), "reference")
     with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+        )
         try:
-            subprocess.run(  # noqa: S603 - our own command
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=RUN_WITHIN_S,
-                check=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-            )
+            status = process.wait(RUN_WITHIN_S)
         except subprocess.TimeoutExpired as error:
             raise UserError(f"the undisturbed run took over {RUN_WITHIN_S:g} s: {log}") from error
-        except subprocess.CalledProcessError as error:
-            raise UserError(f"the undisturbed run failed, see {log}") from error
+        finally:
+            end(process)
+    if status != 0:
+        raise UserError(f"the undisturbed run failed, see {log}")
     digest = find_digest([log])
     if digest is None:
         raise UserError(f"the undisturbed run did not print its weights' digest, see {log}")
