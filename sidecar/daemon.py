@@ -194,7 +194,11 @@ class _Sidecar:
                 f"the workers' socket {self._workers.path} cannot be made: {reason}; "
                 "choose another runDir (--run-dir)"
             ) from None
-        self._pages.claim()  # only now is it certain that no other sidecar stands here
+        try:
+            self._pages.claim()  # only now is it certain that no other sidecar stands here
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise SidecarError(f"no progress pages in {self._pages.folder}: {reason}") from None
         host, port = self._config.http_host, self._config.http_port
         try:
             return await self._api.start(host, port)

@@ -21,11 +21,15 @@ from scout.clock import Instant, since
 from scout.hang import RankSnapshot
 from scout.progress import PageReader, Progress, ProgressPageError, create_page
 from sidecar.events import ProgressObserved
-from sidecar.workers.processes import process_state
+from sidecar.workers.processes import process_state, read_process
 
 TICK_S: Final = 0.25
 """How often pages are read.  A read costs microseconds; a judgement needs seconds of silence."""
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - named after what it is, entries are 0700
+FOLDER_PREFIX: Final = "outrider-"
+PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
+OWNER_NAME: Final = "owner"
+"""File that tells whether a folder's sidecar still lives."""
 FOLDER_NAME_CHARS_MAX: Final = 200
 """File names end at 255 bytes; the digest that makes ours unique must still fit."""
 
@@ -50,20 +54,26 @@ class ProgressPages:
 
     def __init__(self, *, job: str, node: str, identity: str) -> None:
         self._node = node
-        self._folder = _page_folder(job, node, identity)
+        self.folder = _page_folder(job, node, identity)
+        """Where the pages stand."""
         self._pages: dict[tuple[int, int], Page] = {}
         self._claimed = False
 
     def claim(self) -> None:
-        """Clear what a sidecar that was killed left behind.  No other may live under our name."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Make the folder ours, and clear what sidecars that were killed left behind.
+
+        No other sidecar may live under our name.  Raises `OSError`.
+        """
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _sweep(self.folder.parent)
+        self.folder.mkdir(mode=0o700, parents=True)
+        (self.folder / OWNER_NAME).write_text(_owner(os.getpid()) or "", encoding="utf-8")
         self._claimed = True
 
     def create(self, generation: int, rank: int, local_rank: int) -> Page:
         """Create a rank's page.  Raises `OSError` or `ProgressPageError`."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         token = secrets.randbits(63)
-        path = self._folder / f"generation-{generation}-rank-{rank}-{token:016x}"
+        path = self.folder / f"generation-{generation}-rank-{rank}-{token:016x}"
         create_page(path, token)
         page = Page(generation, rank, local_rank, path, token)
         page.reader = PageReader.open(path, token)
@@ -102,7 +112,7 @@ class ProgressPages:
         """Remove every page and the folder."""
         self.remove(max((page.generation for page in self._pages.values()), default=0))
         if self._claimed:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _snapshot(self, page: Page, now: Instant) -> RankSnapshot:
         blank = RankSnapshot(
@@ -155,4 +165,28 @@ def _age(then_ns: int | None, now: Instant) -> int | None:
 def _page_folder(job: str, node: str, identity: str) -> Path:
     base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return base / f"{f'outrider-{job}-{node}'[:FOLDER_NAME_CHARS_MAX]}-{digest}"
+    return base / f"{f'{FOLDER_PREFIX}{job}-{node}'[:FOLDER_NAME_CHARS_MAX]}-{digest}"
+
+
+def _owner(pid: int) -> str | None:
+    """Return what names the process for good: its pid namespace, pid and start; None if dead."""
+    info = read_process(pid)
+    if info is None or info.state in "ZX":
+        return None
+    return f"{PID_NAMESPACE.readlink()} {pid} {info.started}"
+
+
+def _sweep(base: Path) -> None:
+    """Remove the folders of our user's sidecars that were killed."""
+    namespace = str(PID_NAMESPACE.readlink())
+    for folder in base.glob(f"{FOLDER_PREFIX}*"):
+        try:
+            said = (folder / OWNER_NAME).read_text(encoding="utf-8")
+            mine = folder.stat().st_uid == os.getuid()
+        except (OSError, UnicodeDecodeError):
+            continue
+        where, _, rest = said.partition(" ")
+        pid = rest.partition(" ")[0]
+        # A pid of another namespace says nothing here: its owner may well live.
+        if mine and where == namespace and pid.isdigit() and _owner(int(pid)) != said:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -281,6 +281,49 @@ def test_a_harsher_stop_cuts_the_grace_of_one_under_way(tmp_path):
     asyncio.run(scenario())
 
 
+HIDING = """
+import subprocess, time
+hidden = subprocess.check_output(
+    ["env", "-i", "setsid", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"])
+ended = subprocess.check_output(["sh", "-c", "setsid true >/dev/null 2>&1 & echo $!"])
+print(int(hidden), int(ended), flush=True)
+time.sleep(600)
+"""
+ADOPTING = """
+import asyncio, sys
+from pathlib import Path
+folder, script, *sys.path[:0] = sys.argv[1:]
+from test_launcher import Node, gone, read_process, start_of
+from sidecar.events import WorkersGone
+
+async def main():
+    node = Node(Path(folder), script, nproc=1, sole_parent=True)
+    node.launcher.spawn(start_of())
+    await node.wait(lambda: node.log(1).endswith("\\n"))
+    hidden, ended = map(int, node.log(1).split())
+    await node.wait(lambda: read_process(ended).state == "Z")
+    node.launcher.kill(1, 0.0)
+    await node.wait(lambda: node.seen(WorkersGone))
+    print(gone(hidden), read_process(ended))
+    await node.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_sidecar_of_its_own_knows_even_an_orphan_that_hides(tmp_path):
+    """A daemon that cleared its environment would keep the GPU, and zombies would pile up."""
+    paths = [str(Path(__file__).parent), str(REPOSITORY)]
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTING, str(tmp_path), HIDING, *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stderr, done.stdout) == ("", "True None\n")
+
+
 def test_workers_die_with_a_sidecar_that_is_killed(tmp_path):
     """Workers of a dead sidecar would train on under a generation nobody can stop."""
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
@@ -305,12 +348,15 @@ def test_workers_die_with_a_sidecar_that_is_killed(tmp_path):
         sidecar.kill()
         sidecar.wait()
     asyncio.run(until(lambda: gone(worker)))
-    # The next sidecar of the same node clears what that one left in shared memory.
-    pages = ProgressPages(job="job", node="n1", identity=str(tmp_path))
-    left = pages.create(1, 0, 0).path.parent
-    assert len(list(left.iterdir())) == 2
-    pages.claim()
+    # The next sidecar on this machine, whoever it is, clears what that one left.
+    left = ProgressPages(job="job", node="n1", identity=str(tmp_path)).folder
+    assert len(list(left.glob("generation-*"))) == 1
+    other = ProgressPages(job="job", node="n2", identity=str(tmp_path))
+    other.claim()
     assert not left.exists()
+    assert other.folder.exists()
+    other.close()
+    assert not other.folder.exists()
 
 
 def test_a_spawn_that_fails_says_why_and_leaves_nothing_running(tmp_path):
