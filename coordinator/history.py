@@ -61,7 +61,7 @@ class History:
         self._counted.add(incident.id)
         self.outcomes[incident.outcome] += 1
         self.lost_steps += incident.steps_lost or 0
-        if (kind := _kind(incident)) is not None:
+        if (kind := kind_of(incident)) is not None:
             self.faults[kind] += 1
         if incident.finding is not None:
             self.verdicts[incident.finding.outcome] += 1
@@ -84,7 +84,8 @@ def milestones(incident: Incident) -> list[tuple[IncidentPhase, int]]:
     return [(phase, at_ns) for phase, at_ns in reached if at_ns is not None]
 
 
-def _kind(incident: Incident) -> str | None:
+def kind_of(incident: Incident) -> str | None:
+    """Return what broke: the culprit's kind, or that of the first report."""
     if incident.finding is not None and incident.finding.culprit is not None:
         return incident.finding.culprit.kind
     return incident.faults[0].report.kind if incident.faults else None

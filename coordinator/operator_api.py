@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from coordinator.events import Event, OperatorAsked
+from coordinator.history import kind_of
 from coordinator.incident_text import markdown
 from coordinator.incidents import Incident, IncidentPhase, Outcome
 from coordinator.journal import Journal
@@ -292,7 +293,7 @@ def summary(incident: Incident) -> IncidentSummary:
         trigger=incident.trigger,
         outcome=incident.outcome,
         verdict=None if finding is None else finding.outcome,
-        kind=None if culprit is None else culprit.kind,
+        kind=kind_of(incident),
         node=None if culprit is None else culprit.node,
         rank=None if culprit is None else culprit.rank,
         gpu=None if culprit is None else culprit.gpu,

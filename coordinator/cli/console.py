@@ -78,6 +78,11 @@ def span(value_s: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def many(number: int, noun: str) -> str:
+    """Return ``1 node`` or ``3 nodes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def start_logging(*, verbose: bool) -> None:
     """Send log lines to standard error: coloured for a person, plain for a file."""
     handler: logging.Handler

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from coordinator.cli.arguments import add_json, add_target
 from coordinator.cli.client import Client
-from coordinator.cli.console import cell, clock, console, print_json, span, table
+from coordinator.cli.console import cell, clock, console, many, print_json, span, table
 from coordinator.cli.errors import UserError
 from coordinator.cli.incidents import OUTCOME_STYLES
 from coordinator.history import milestones
@@ -26,7 +26,7 @@ from scout.verdict import Evidence
 
 LINE_CHARS_MAX: Final = 2_000
 """Longest foreign line that is shown."""
-TAIL_LINES_MAX: Final = 40
+TAIL_LINES_MAX: Final = 20
 """Last log lines shown of the culprit; ``--json`` has all that were kept."""
 
 Section = Callable[[Incident], Iterable[RenderableType]]
@@ -88,7 +88,7 @@ def _what(incident: Incident) -> Iterable[RenderableType]:
     began = clock(incident.milestones[0].at_ns if incident.milestones else None)
     yield _line(
         f"at {began}, job {incident.job}, generation {incident.generation}, topology version"
-        f" {incident.topology_version}, {len(incident.world)} nodes"
+        f" {incident.topology_version}, {many(len(incident.world), 'node')}"
     )
     if incident.steps_at_fault is not None:
         yield _line(f"the furthest rank had completed step {incident.steps_at_fault}")
@@ -131,8 +131,7 @@ def _decision(incident: Incident) -> Iterable[RenderableType]:
     if decision.backoff_s:
         yield _line(f"after a pause of {span(decision.backoff_s)}")
     if incident.steps_lost is not None:
-        steps = "1 step is" if incident.steps_lost == 1 else f"{incident.steps_lost} steps are"
-        yield _line(f"{steps} trained again")
+        yield _line(f"{many(incident.steps_lost, 'step')} to be trained again")
 
 
 def _checkpoints(incident: Incident) -> Iterable[RenderableType]:

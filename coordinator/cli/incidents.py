@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
 def _what(line: Mapping[str, Any]) -> str:
     if line["verdict"] == "attributed":
         return str(line["reason"])
+    if line["kind"] == "operator":
+        return str(line["trigger"])
     return f"nobody named: {line['reason'] or line['trigger']}"
 
 

@@ -4,9 +4,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
+from rich.text import Text
+
 from coordinator.cli.arguments import add_json, add_target
 from coordinator.cli.client import Client
-from coordinator.cli.console import cell, console, print_json, span, table
+from coordinator.cli.console import cell, console, many, print_json, span, table
 
 PHASE_STYLES: Final[Mapping[str, str]] = {
     "running": "green",
@@ -50,7 +52,7 @@ def _print_job(job: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> None:
     )
     for name, text in (
         ("generation", f"{job['generation']} (topology version {job['topology_version']})"),
-        ("world", f"{ranks} ranks on {job['nnodes']} nodes; {idle} nodes stand by"),
+        ("world", f"{many(ranks, 'rank')} on {many(job['nnodes'], 'node')}; {idle} standing by"),
         ("step", step),
         ("checkpoints", _checkpoints(job)),
         (
@@ -62,7 +64,7 @@ def _print_job(job: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> None:
         ("incident", _incident(job["open_incident"])),
     ):
         if text != "":
-            out.print(cell(f"{name + ':':<14}", "dim").append(cell(text)))
+            out.print(Text(f"{name + ':':<14}", "dim").append(cell(text)))
 
 
 def _checkpoints(job: Mapping[str, Any]) -> str:

@@ -192,7 +192,7 @@ def test_explain_tells_everything_in_order(url: str, capsys: pytest.CaptureFixtu
         "process_level_restart, because first hang of this kind",
         "no rank any more for b",
         "after a pause of 1.5 s",
-        "1 step is trained again",
+        "1 step to be trained again",
         "model: step 40 at /ckpt/40, because newest that both ranks confirmed",
         "group rank 1: b -> c, because b is left out",
         "detected",
