@@ -258,3 +258,37 @@ def test_a_taken_port_of_the_nodes_api_is_one_line(
     assert len(complaints) == 1
     assert f"port {port} on 127.0.0.1 is in use" in complaints[0]
     assert "Traceback" not in errors
+
+
+def test_training_outlives_its_coordinator_and_the_next_one_still_repairs(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """A coordinator that takes the job down with it is one more thing that breaks at night."""
+    port = free_port()
+    serve = ("coordinator", "--job", "job", "--nnodes", "1", "--port", port)
+    serve = (*serve, "--state-dir", tmp_path / "kept")
+    coordinator = start(*serve)
+    url = listening(coordinator)
+    node = start(
+        *("run", "--coordinator", url, "--job", "job", "--host", "127.0.0.1"),
+        *("--log-dir", tmp_path / "logs", script(ENDLESS), tmp_path),
+    )
+    pids = tmp_path / "pids"
+    worker = int(until(lambda: pids.read_text() if pids.exists() else None).split()[0])
+    coordinator.kill()
+    coordinator.communicate()
+    assert node.stderr is not None
+    until(lambda: True if "retrying" in node.stderr.readline() else None)
+    assert not gone(worker)
+    pids.unlink()
+    second = start(*serve)
+    assert listening(second) == url
+    until(lambda: True if "connected to the coordinator" in node.stderr.readline() else None)
+    assert not gone(worker)
+    os.kill(worker, signal.SIGKILL)
+    repaired = int(until(lambda: pids.read_text() if pids.exists() else None).split()[0])
+    assert repaired != worker
+    asked = start("explain", "--json", "--coordinator", url)
+    incident = json.loads(asked.communicate(timeout=DEADLINE_S)[0])
+    assert incident["finding"]["culprit"]["rank"] == 0
+    assert incident["generation"] == 1
