@@ -21,7 +21,8 @@ from sidecar.api import (
     StatusReport,
     Stop,
 )
-from sidecar.checkpoints import CheckpointRecord, checkpoint_answer
+from sidecar.checkpoints import CheckpointRecord
+from sidecar.commands import Answer, Refused, judge_start, judge_stop
 from sidecar.events import (
     AnswerWorker,
     CommandReceived,
@@ -53,20 +54,12 @@ from sidecar.findings import (
     crash,
     hardware_fault,
     log_fault,
-    reported_fault,
     spawn_failure,
 )
 from sidecar.lifecycle import PROCESS_RESTART, TransitionTable, Trigger, advance
 from sidecar.ranks import Worker
+from sidecar.worker_talk import hear
 from worker_shim.messages import (
-    Ack,
-    CheckpointInit,
-    CheckpointQuery,
-    CheckpointSaved,
-    Heartbeat,
-    Init,
-    JobFault,
-    RankLabels,
     Refusal,
     SidecarReply,
     most_severe,
@@ -165,8 +158,6 @@ class AgentCore:
             checkpoints=self.checkpoints.confirmations(),
         )
 
-    # --- events -----------------------------------------------------------------------------
-
     def _dispatch(self, event: Event, now: Instant) -> Sequence[Effect]:
         match event:
             case CommandReceived():
@@ -193,16 +184,7 @@ class AgentCore:
             case ProgressObserved():
                 return self._progress(event, now)
             case InspectionTaken():
-                return [
-                    Report(
-                        message=ProgressReport(
-                            round_id=event.round_id,
-                            node=self.config.node,
-                            ranks=event.ranks,
-                            log_tails=event.log_tails,
-                        )
-                    )
-                ]
+                return [Report(message=self._inspected(event))]
             case PortReserved():
                 self._port, self._port_asked = event.port, False
                 if self.state is AgentState.INIT:
@@ -231,23 +213,17 @@ class AgentCore:
         self._news = True
         if request_id is None:
             return effects if refusal is None else [*effects, Say(level="INFO", text=refusal)]
-        status, reason = (200, "") if refusal is None else (409, refusal)
-        return [*effects, Reply(request_id=request_id, status=status, reason=reason)]
+        status = 200 if refusal is None else 409
+        return [*effects, Reply(request_id=request_id, status=status, reason=refusal or "")]
 
     def _start_commanded(self, start: Start, now: Instant) -> tuple[list[Effect], str | None]:
-        if start.generation == self._generation and self.state in (
-            AgentState.RUNNING,
-            AgentState.FAULTED,
-            AgentState.COMPLETED,
-        ):
-            return [], None  # told twice: obeyed once
-        if start.generation <= max(self._generation, self._stopped_generation):
-            return [], (
-                f"start of generation {start.generation} refused: generation "
-                f"{max(self._generation, self._stopped_generation)} has already been seen here"
-            )
-        if (self.state, Trigger.START_COMMANDED) not in self.table:
-            return [], f"start refused: the agent is {self.state}, a start needs it to be ready"
+        judgement = judge_start(
+            start, self.state, self.table, self._generation, self._stopped_generation
+        )
+        if isinstance(judgement, Refused):
+            return [], judgement.reason
+        if judgement is Answer.DONE:
+            return [], None
         self._move(Trigger.START_COMMANDED, now)
         self._start = start
         self._generation = start.generation
@@ -259,19 +235,18 @@ class AgentCore:
         return [SpawnWorkers(start=start)], None
 
     def _stop_commanded(self, stop: Stop, now: Instant) -> tuple[list[Effect], str | None]:
-        if stop.generation <= self._stopped_generation and self.state is not AgentState.STOPPING:
-            return [], None  # nothing of it runs here any more
-        if stop.generation < self._generation:
-            return [], (
-                f"stop of generation {stop.generation} refused: generation "
-                f"{self._generation} runs here"
-            )
-        if (self.state, Trigger.STOP_COMMANDED) not in self.table:
-            return [], f"stop refused: the agent is {self.state}"
-        if self.state is AgentState.STOPPING:
-            known = self._stopping.generation if self._stopping else 0
-            if stop.generation <= known:
-                return [], None  # told twice; the deadline of the first stop stands
+        judgement = judge_stop(
+            stop,
+            self.state,
+            self.table,
+            self._generation,
+            self._stopped_generation,
+            stopping=self._stopping.generation if self._stopping else 0,
+        )
+        if isinstance(judgement, Refused):
+            return [], judgement.reason
+        if judgement is Answer.DONE:
+            return [], None
         self._move(Trigger.STOP_COMMANDED, now)
         self._stopping = stop
         self._forced_at = after(now, Duration(seconds(stop.grace_s) + STOP_FORCED_AFTER))
@@ -348,35 +323,33 @@ class AgentCore:
                 reason=f"generation {event.envelope.generation} is over, "
                 f"{self._generation} runs now",
             )
-        rank = self._global_rank(message.local_rank)
-        match message:
-            case JobFault():
-                self._fault(reported_fault(message, rank), now)
-            case RankLabels():
-                self._workers.setdefault(message.local_rank, Worker()).labels = message.labels
-                self._news = True
-            case CheckpointSaved():
-                self._news = True
-                refusal = self.checkpoints.saved(
-                    prefix=message.prefix, step=message.step, rank=rank, path=message.path
-                )
-                if refusal is not None:
-                    return Refusal(reply_to=seq, reason=refusal)
-            case CheckpointQuery():
-                chosen = self._start.checkpoints if self._start else ()
-                return checkpoint_answer(chosen, message.prefix, seq)
-            case Init() | CheckpointInit() | Heartbeat():
-                pass
-        return Ack(reply_to=seq)
+        heard = hear(
+            message,
+            seq,
+            rank=self._global_rank(message.local_rank),
+            worker=self._workers.setdefault(message.local_rank, Worker()),
+            checkpoints=self.checkpoints,
+            chosen=self._start.checkpoints if self._start else (),
+        )
+        if heard.fault is not None:
+            self._fault(heard.fault, now)
+        self._news |= heard.news
+        return heard.reply
 
     def _hardware_finding(self, event: HardwareFinding, now: Instant) -> Sequence[Effect]:
         used = event.gpu is not None and event.gpu in self._workers
         rank = self._global_rank(event.gpu) if used and event.gpu is not None else None
         if self._findings.add(hardware_fault(event, rank), now):
-            self._news = True
-            if self.state is AgentState.RUNNING:
-                self._move(Trigger.FAULT_DETECTED, now)
+            self._fault_noted(now)
         return []
+
+    def _inspected(self, event: InspectionTaken) -> ProgressReport:
+        return ProgressReport(
+            round_id=event.round_id,
+            node=self.config.node,
+            ranks=event.ranks,
+            log_tails=event.log_tails,
+        )
 
     def _progress(self, event: ProgressObserved, now: Instant) -> Sequence[Effect]:
         if event.generation != self._generation or self._start is None:
@@ -384,20 +357,20 @@ class AgentCore:
         limit = seconds(self._start.stall_timeout_s)
         for seen in event.ranks:
             worker = self._workers.get(seen.local_rank)
-            if worker is None:
+            if worker is None or seen.local_rank in self._completed:
                 continue
             before = worker.step
             self._news |= worker.observe(seen, limit, now)
             self._progress_news |= worker.step != before
         return []
 
-    # --- helpers ----------------------------------------------------------------------------
-
     def _fault(self, report: FaultReport, at: Instant) -> None:
         if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
             return
-        if not self._findings.add(report, at):
-            return
+        if self._findings.add(report, at):
+            self._fault_noted(at)
+
+    def _fault_noted(self, at: Instant) -> None:
         self._news = True
         if self.state is AgentState.RUNNING:
             self._move(Trigger.FAULT_DETECTED, at)

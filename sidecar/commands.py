@@ -1,0 +1,73 @@
+"""Whether a command is to be obeyed, has been obeyed already, or is refused, and why.
+
+Handlers must be idempotent: any command may be told twice, or late.  What was told twice is done
+once; what comes late, for a generation that is over here, is refused with a sentence.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, TypeAlias
+
+from sidecar.api import AgentState, Start, Stop
+from sidecar.lifecycle import TransitionTable, Trigger
+
+
+class Answer(Enum):
+    """A command that is not refused."""
+
+    OBEY = auto()
+    DONE = auto()
+    """It was obeyed before, or there is nothing left to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The command changes nothing."""
+
+    reason: str
+
+
+Judgement: TypeAlias = Answer | Refused
+
+_STARTED: Final = (AgentState.RUNNING, AgentState.FAULTED, AgentState.COMPLETED)
+
+
+def judge_start(
+    start: Start, state: AgentState, table: TransitionTable, generation: int, stopped: int
+) -> Judgement:
+    """Judge a start; ``generation`` ran last here, ``stopped`` is the highest one stopped."""
+    if start.generation == generation and state in _STARTED:
+        return Answer.DONE
+    seen = max(generation, stopped)
+    if start.generation <= seen:
+        return Refused(
+            reason=f"start of generation {start.generation} refused: generation {seen} has "
+            "already been seen here"
+        )
+    if (state, Trigger.START_COMMANDED) not in table:
+        return Refused(reason=f"start refused: the agent is {state}, a start needs it to be ready")
+    return Answer.OBEY
+
+
+def judge_stop(
+    stop: Stop,
+    state: AgentState,
+    table: TransitionTable,
+    generation: int,
+    stopped: int,
+    *,
+    stopping: int,
+) -> Judgement:
+    """Judge a stop; ``stopping`` is the generation whose stop is under way, else 0."""
+    if stop.generation <= stopped and state is not AgentState.STOPPING:
+        return Answer.DONE
+    if stop.generation < generation:
+        return Refused(
+            reason=f"stop of generation {stop.generation} refused: generation {generation} "
+            "runs here"
+        )
+    if (state, Trigger.STOP_COMMANDED) not in table:
+        return Refused(reason=f"stop refused: the agent is {state}")
+    if state is AgentState.STOPPING and stop.generation <= stopping:
+        return Answer.DONE  # the deadline of the first stop stands
+    return Answer.OBEY

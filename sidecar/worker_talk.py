@@ -1,0 +1,61 @@
+"""What a worker's message means: the answer, and what is to be noted because of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidecar.api import CheckpointPointer, FaultReport
+from sidecar.checkpoints import CheckpointRecord, checkpoint_answer
+from sidecar.findings import reported_fault
+from sidecar.ranks import Worker
+from worker_shim.messages import (
+    Ack,
+    CheckpointInit,
+    CheckpointQuery,
+    CheckpointSaved,
+    Heartbeat,
+    Init,
+    JobFault,
+    RankLabels,
+    Refusal,
+    SidecarReply,
+    WorkerMessage,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The ``reply`` to send, a ``fault`` to take, and whether the coordinator must be told."""
+
+    reply: SidecarReply
+    fault: FaultReport | None = None
+    news: bool = False
+
+
+def hear(
+    message: WorkerMessage,
+    seq: int,
+    *,
+    rank: int,
+    worker: Worker,
+    checkpoints: CheckpointRecord,
+    chosen: Sequence[CheckpointPointer],
+) -> Heard:
+    """Take in a message of the present generation from global ``rank``."""
+    done = Ack(reply_to=seq)
+    match message:
+        case JobFault():
+            return Heard(reply=done, fault=reported_fault(message, rank), news=True)
+        case RankLabels():
+            worker.labels = message.labels
+            return Heard(reply=done, news=True)
+        case CheckpointSaved():
+            refusal = checkpoints.saved(
+                prefix=message.prefix, step=message.step, rank=rank, path=message.path
+            )
+            if refusal is not None:
+                return Heard(reply=Refusal(reply_to=seq, reason=refusal))
+            return Heard(reply=done, news=True)
+        case CheckpointQuery():
+            return Heard(reply=checkpoint_answer(chosen, message.prefix, seq))
+        case Init() | CheckpointInit() | Heartbeat():
+            return Heard(reply=done)
