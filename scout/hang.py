@@ -45,6 +45,24 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPosition:
+    """How far one rank got in one process group.
+
+    ``name`` is the same on every member, ``ranks`` are its members' global ranks, ascending.
+    ``seq`` counts the collectives that the rank entered in this group; ``fingerprint`` digests
+    what the last of them was (operation, type, shape, root), 0 when not known, and ``op`` names
+    it.  ``inside`` says that the rank has entered it and not come out.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    seq: int
+    fingerprint: int = 0
+    op: str = ""
+    inside: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSnapshot:
     """One rank as its node sees it.  None is "not known", never "fine".
 
@@ -52,7 +70,9 @@ class RankSnapshot:
     page reports them; ``collective_seq`` is the default process group's sequence number.
     ``progress_age_ns`` and ``heartbeat_age_ns`` are ages at the moment of the snapshot;
     ``process_state`` is the letter of ``/proc/<pid>/stat`` (``T`` stopped, ``D`` uninterruptible,
-    ``Z`` zombie) or ``X`` when the process is gone.
+    ``Z`` zombie) or ``X`` when the process is gone.  ``phase_limit_ns`` is how long the script
+    declared that this phase may last, ``phase_started_age_ns`` how long ago it began.  ``groups``
+    are the process groups that the rank is a member of.
     """
 
     rank: int
@@ -64,6 +84,9 @@ class RankSnapshot:
     progress_age_ns: int | None = None
     heartbeat_age_ns: int | None = None
     process_state: str | None = None
+    phase_limit_ns: int | None = None
+    phase_started_age_ns: int | None = None
+    groups: tuple[GroupPosition, ...] = ()
 
 
 def judge(snapshots: Sequence[RankSnapshot], electorate: Collection[int], stall_ns: int) -> Verdict:
