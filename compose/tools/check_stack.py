@@ -104,7 +104,8 @@ def check_training(stack: Stack) -> None:
 
     claim("the job runs", running)
     claim("workers make steps", lambda: stepping(1))
-    claim("steps advance", lambda: stepping(stack.job()["step"] + STEPS_ON))
+    beyond = stack.job()["step"] + STEPS_ON
+    claim("steps advance", lambda: stepping(beyond))
 
 
 def check_watchers(stack: Stack) -> None:

@@ -42,6 +42,7 @@ finish() {
     status=$?
     trap - EXIT INT TERM
     if [ -n "$stack" ]; then
+        [ $status = 0 ] || $stack ps --all || true
         [ $status = 0 ] || $stack logs --no-color --tail 60 || true
         if [ $status = 0 ] && [ $keep = yes ]; then
             say "the stack stays up; take it down with: $stack down --volumes"

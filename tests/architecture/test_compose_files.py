@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ SCRAPES = {
     scrape["job_name"]: scrape["static_configs"][0]["targets"]
     for scrape in load(COMPOSE / "prometheus.yml")["scrape_configs"]
 }
+ONE_SHOT = "token"
+"""It has ended before anybody could ask for its health; the others wait for its success."""
 each_service = pytest.mark.parametrize("service", SERVICES)
 each_node = pytest.mark.parametrize("node", NODES)
 
@@ -56,10 +59,24 @@ def on_host(service: str, path: str) -> Path:
     raise AssertionError(f"{service} mounts nothing at {path}")
 
 
+def in_container(service: str, path: str) -> str:
+    """A path of a configuration file, which is relative to that file, as the service sees it."""
+    folder = option(service, "config.file").rpartition("/")[0]
+    return re.sub(r"[^/]+/\.\./", "", f"{folder}/{path}")
+
+
+def token_of_prometheus() -> str:
+    """Where the scrape of the nodes finds its credentials."""
+    for scrape in load(COMPOSE / "prometheus.yml")["scrape_configs"]:
+        if scrape["job_name"] == "outrider-sidecar":
+            return str(scrape["authorization"]["credentials_file"])
+    raise AssertionError("Prometheus scrapes no node")
+
+
 def test_the_stack_is_one_coordinator_two_nodes_and_three_watchers() -> None:
     """The documented door opens on something else than the documentation says."""
     watchers = {"prometheus", "alertmanager", "grafana"}
-    assert set(SERVICES) == {"coordinator", "node-0", "node-1", *watchers}
+    assert set(SERVICES) == {ONE_SHOT, "coordinator", "node-0", "node-1", *watchers}
     assert NODES == ["node-0", "node-1"]
 
 
@@ -89,7 +106,19 @@ def test_every_image_has_an_exact_default_tag_and_can_be_replaced(service: str) 
 @each_service
 def test_every_service_has_a_health_check(service: str) -> None:
     """`up --wait` returns before the stack works."""
-    assert SERVICES[service]["healthcheck"]["test"][0] == "CMD"
+    if service != ONE_SHOT:
+        assert SERVICES[service]["healthcheck"]["test"][0] == "CMD"
+
+
+@pytest.mark.parametrize("reader", [*NODES, "prometheus"])
+def test_whoever_reads_the_token_waits_until_it_is_there(reader: str) -> None:
+    """A node refuses to start, or Prometheus scrapes nothing until somebody restarts it."""
+    path = option(reader, "token-file") or in_container(reader, token_of_prometheus())
+    assert path == option(NODES[0], "token-file")
+    assert any(volume.startswith("token:") for volume in SERVICES[reader]["volumes"])
+    condition = SERVICES[reader]["depends_on"][ONE_SHOT]["condition"]
+    assert condition == "service_completed_successfully"
+    assert path in SERVICES[ONE_SHOT]["command"][0]
 
 
 @each_service
@@ -105,7 +134,8 @@ def test_no_service_can_gain_privileges(service: str) -> None:
     spec = SERVICES[service]
     assert spec["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in spec["security_opt"]
-    assert not {"privileged", "cap_add", "pid", "network_mode", "devices"} & set(spec)
+    assert not {"privileged", "cap_add", "pid", "devices"} & set(spec)
+    assert spec.get("network_mode", "none") == "none"
 
 
 @each_service
@@ -138,11 +168,11 @@ def test_a_node_dials_the_coordinator_where_it_listens(node: str) -> None:
 
 
 @each_node
-def test_nodes_share_their_checkpoints_and_nothing_else(node: str) -> None:
+def test_nodes_write_to_their_checkpoints_together_and_to_nothing_else(node: str) -> None:
     """A rank that moves finds no checkpoint, or two nodes write into one log."""
-    named = [volume for volume in SERVICES[node]["volumes"] if "/" not in volume.split(":")[0]]
-    shared = [volume for other in NODES if other != node for volume in SERVICES[other]["volumes"]]
-    assert [volume for volume in named if volume in shared] == ["checkpoints:/checkpoints"]
+    written = [volume for volume in SERVICES[node]["volumes"] if not volume.endswith(":ro")]
+    others = [volume for other in NODES if other != node for volume in SERVICES[other]["volumes"]]
+    assert [volume for volume in written if volume in others] == ["checkpoints:/checkpoints"]
 
 
 def test_the_job_asks_for_the_nodes_that_the_stack_has() -> None:
@@ -182,10 +212,16 @@ def test_alerts_and_dashboards_ask_for_scrape_jobs_that_exist() -> None:
     assert asked <= set(SCRAPES)
 
 
-def test_promtool_accepts_the_configuration_where_it_lies() -> None:
+def test_promtool_accepts_the_configuration_laid_out_as_in_the_container(tmp_path: Path) -> None:
     """Prometheus refuses to start, or starts without its rules."""
+    shutil.copytree(ROOT / "alerts", tmp_path / "alerts")
+    (tmp_path / "compose").mkdir()
+    config = shutil.copy(COMPOSE / "prometheus.yml", tmp_path / "compose")
+    token = tmp_path / "compose" / token_of_prometheus()
+    token.resolve().parent.mkdir()
+    token.write_text("made for this test", encoding="utf-8")
     run = subprocess.run(
-        ["promtool", "check", "config", COMPOSE / "prometheus.yml"],
+        ["promtool", "check", "config", config],
         capture_output=True,
         text=True,
         check=False,
@@ -197,10 +233,9 @@ def test_promtool_accepts_the_configuration_where_it_lies() -> None:
 
 def test_prometheus_finds_its_rules_in_the_container_as_in_the_repository() -> None:
     """The check above passes on the host and the container runs without a single alert."""
-    config = option("prometheus", "config.file")
-    assert on_host("prometheus", config) == COMPOSE / "prometheus.yml"
+    assert on_host("prometheus", option("prometheus", "config.file")) == COMPOSE / "prometheus.yml"
     for rule_file in load(COMPOSE / "prometheus.yml")["rule_files"]:
-        inside = re.sub(r"[^/]+/\.\./", "", f"{config.rpartition('/')[0]}/{rule_file}")
+        inside = in_container("prometheus", rule_file)
         assert on_host("prometheus", inside) == (COMPOSE / rule_file).resolve()
 
 
