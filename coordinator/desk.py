@@ -17,11 +17,14 @@ from coordinator.memory import Memory
 from coordinator.phases import JobPhase
 from coordinator.picture import furthest_step
 from coordinator.settings import JobSettings
-from scout.clock import SECOND, Duration, Instant, after, seconds
-from sidecar.api import AgentState, Command, FaultReport
+from scout.clock import SECOND, Duration, Instant, after, seconds, since
+from sidecar.api import AgentState, Command, FaultKind, FaultReport
 
 RESEND_AFTER: Final = Duration(1 * SECOND)
 """A command whose effect has not been seen is sent again after this time."""
+
+_NEVER_FOLLOW: Final = frozenset({FaultKind.GPU_FATAL, FaultKind.OPERATOR})
+"""Faults that no stop brings about."""
 
 
 class Desk:
@@ -51,7 +54,8 @@ class Desk:
         self._sent: dict[str, Instant] = {}
         self._rounds = 0
         if state.phase is JobPhase.LOCALIZING:
-            self.round = self._new_round(now, stall_only=False)
+            # Every sidecar dials in again first; who has not within a lease is lost.
+            self.round = self._new_round(now, settings.lease_s)
 
     @property
     def state(self) -> DurableState:
@@ -69,24 +73,19 @@ class Desk:
         fault = NodeFault(node=node, at_ns=self.wall(now) - report.age_ns, report=report)
         phase = self.state.phase
         if phase in (JobPhase.STARTING, JobPhase.RUNNING):
-            self.open_incident(report.message, (fault,), fault.at_ns, now)
-        elif phase in (JobPhase.LOCALIZING, JobPhase.STOPPING):
-            added = self.memory.add_fault(fault)
-            if added and self.round is not None:
-                self.round.stall_only = False
+            self.memory.open(fault, furthest_step(self.state, self.members))
+            self.stamp(IncidentPhase.DETECTED, now)
+            self.round = self._new_round(now, self.settings.inspect_timeout_s)
+            self.enter(JobPhase.LOCALIZING, now)
+        elif phase is JobPhase.LOCALIZING or (
+            phase is JobPhase.STOPPING and not self._follows_from_the_stop(fault)
+        ):
+            self.memory.add_fault(fault)
 
-    def lost(self, node: str, why: str, now: Instant) -> None:
-        """Take the loss of a node as a fault."""
-        self.fault(node, own_faults.node_lost(node, why), now)
-
-    def open_incident(
-        self, trigger: str, faults: tuple[NodeFault, ...], fault_at_ns: int, now: Instant
-    ) -> None:
-        """Open an incident and begin to look at every rank."""
-        self.memory.open(trigger, faults, fault_at_ns, furthest_step(self.state, self.members))
-        self.stamp(IncidentPhase.DETECTED, now)
-        self.round = self._new_round(now, stall_only=not faults)
-        self.enter(JobPhase.LOCALIZING, now)
+    def lost(self, view: NodeView, why: str, now: Instant) -> None:
+        """Take the loss of a node as a fault; ``view`` is how it was last known."""
+        silent_ns = since(view.last_heard if view.lost_at is None else view.lost_at, now)
+        self.fault(view.node, own_faults.node_lost(view.node, why, silent_ns), now)
 
     def stamp(self, phase: IncidentPhase, now: Instant) -> None:
         """Note that the open incident reached ``phase``."""
@@ -97,13 +96,19 @@ class Desk:
         self.members.exclude(node, reason)
         self.memory.exclude(node, reason)
 
-    def _new_round(self, now: Instant, *, stall_only: bool) -> Round:
+    def _follows_from_the_stop(self, fault: NodeFault) -> bool:
+        """Return True for what broke only because everything was being stopped."""
+        incident = self.memory.incident
+        localized_at = None if incident is None else incident.at(IncidentPhase.LOCALIZED)
+        late = localized_at is not None and fault.at_ns > localized_at
+        return late and fault.report.kind not in _NEVER_FOLLOW
+
+    def _new_round(self, now: Instant, wait_s: float) -> Round:
         self._rounds += 1
         return Round(
             id=self._rounds,
             settle_until=after(now, seconds(self.settings.settle_s)),
-            deadline=after(now, seconds(self.settings.inspect_timeout_s)),
-            stall_only=stall_only,
+            deadline=after(now, seconds(wait_s)),
         )
 
     # --- phases and commands ----------------------------------------------------------------

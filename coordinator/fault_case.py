@@ -14,7 +14,7 @@ from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.wording import one_line, output_line, rank_list, signal_name
 from scout.hang import RankSnapshot
 from scout.verdict import Basis, Evidence
-from sidecar.api import FaultKind
+from sidecar.api import FaultKind, Scope
 
 TIE_NS: Final = 5_000_000
 """Reports of two nodes closer than this have no order: their age crossed a network each."""
@@ -180,5 +180,7 @@ def say(fault: NodeFault, case: FaultCase) -> str:
             return f"{subject} reported a fault itself: {message}"
         case FaultKind.LOG_RULE | FaultKind.LOG_SLOW | FaultKind.LOG_HANG:
             return f"{subject} broke the log rule {one_line(report.reason)}: {message}"
+        case _ if report.scope is Scope.JOB:
+            return message
         case _:
             return f"{subject}: {message}"

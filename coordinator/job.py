@@ -121,6 +121,7 @@ class JobCore:
 
     def _opened(self, event: LinkOpened, now: Instant) -> list[Effect]:
         desk, node = self._desk, event.hello.node
+        before = desk.members.view(node)
         admission = desk.members.open(event.link, event.hello, now)
         if isinstance(admission, Rejected):
             return [Dismiss(link=event.link, reason=admission.reason, retry=admission.retry)]
@@ -128,8 +129,8 @@ class JobCore:
         if admission.replaced is not None:
             reason = f"a newer connection speaks for {node}"
             effects.append(Dismiss(link=admission.replaced, reason=reason, retry=False))
-        if admission.restarted and node in desk.state.world:
-            desk.lost(node, own_faults.SIDECAR_RESTARTED, now)
+        if admission.restarted and before is not None and node in desk.state.world:
+            desk.lost(before, own_faults.SIDECAR_RESTARTED, now)
         desk.send_again(node)
         if desk.round is not None:
             desk.round.asked.discard(node)

@@ -23,8 +23,6 @@ class Round:
     id: int
     settle_until: Instant
     deadline: Instant
-    stall_only: bool
-    """True while nothing but silence of progress asked for the round."""
     asked: set[str] = field(default_factory=set)
     replies: dict[str, ProgressReport] = field(default_factory=dict)
 
@@ -52,7 +50,7 @@ class Round:
 
     def settled(self, finding: Finding, now: Instant) -> bool:
         """Return True when further reports would change nothing, or had their time."""
-        if self.stall_only or now >= self.settle_until:
+        if now >= self.settle_until:
             return True
         culprit = finding.culprit
         return culprit is not None and culprit.kind in _SELF_EVIDENT

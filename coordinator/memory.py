@@ -12,7 +12,7 @@ from coordinator.events import Effect, Persist
 from coordinator.incidents import Incident, IncidentPhase, NodeFault, Outcome
 from coordinator.journal_format import DurableState
 from coordinator.phases import JobPhase, advance
-from sidecar.api import CheckpointPointer
+from sidecar.api import CheckpointPointer, FaultKind
 
 FAULTS_PER_INCIDENT_MAX: Final = 256
 """Reports kept of one incident; the first ones convict."""
@@ -78,21 +78,25 @@ class Memory:
 
     # --- the open incident ------------------------------------------------------------------
 
-    def open(
-        self, trigger: str, faults: tuple[NodeFault, ...], fault_at_ns: int, step: int | None
-    ) -> None:
-        """Open an incident; one that was still open is superseded by it."""
+    @property
+    def stall_only(self) -> bool:
+        """True while nothing but silence of progress speaks of a fault."""
+        faults = () if self.incident is None else self.incident.faults
+        return all(fault.report.kind is FaultKind.PROCESS_STALL for fault in faults)
+
+    def open(self, fault: NodeFault, step: int | None) -> None:
+        """Open an incident for its first fault; one that was still open is superseded by it."""
         self.close(Outcome.SUPERSEDED)
         incident = Incident(
             id=f"{self.state.job}-{self.state.next_incident:04d}",
             job=self.state.job,
             generation=self.state.generation,
             topology_version=self.state.topology_version,
-            trigger=trigger,
+            trigger=fault.report.message,
             world=self.state.world,
-            faults=faults,
+            faults=(fault,),
             steps_at_fault=step,
-        ).reached(IncidentPhase.FAULT, fault_at_ns)
+        ).reached(IncidentPhase.FAULT, fault.at_ns)
         number = self.state.next_incident + 1
         self.change(replace(self.state, open_incident=incident, next_incident=number))
 

@@ -1,6 +1,7 @@
 """Faults that no node can report of itself: the coordinator's own findings, as reports."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scout.clock import SECOND
 from sidecar.api import FaultKind, FaultReport, RankStatus, Scope
@@ -9,9 +10,10 @@ SIDECAR_RESTARTED = "its sidecar was restarted, and its workers ended with it"
 LEASE_EXPIRED = "its sidecar has been silent for a whole lease"
 
 
-def node_lost(node: str, why: str) -> FaultReport:
-    """A node is gone, with whatever ran on it."""
-    return _own(FaultKind.NODE_LOST, Scope.NODE, "NodeLost", f"{node} is lost: {why}")
+def node_lost(node: str, why: str, silent_ns: int) -> FaultReport:
+    """A node is gone, with whatever ran on it; it was last there ``silent_ns`` ago."""
+    report = _own(FaultKind.NODE_LOST, Scope.NODE, "NodeLost", f"{node} is lost: {why}")
+    return replace(report, age_ns=silent_ns)
 
 
 def startup_timeout(silent: int, limit_s: float) -> FaultReport:
@@ -25,11 +27,13 @@ def operator_asked(action: str, text: str) -> FaultReport:
     return _own(FaultKind.OPERATOR, Scope.JOB, action, text)
 
 
-def stall_text(stalled: Sequence[RankStatus]) -> tuple[str, int]:
-    """Return the sentence for ranks without progress, and their longest silence (ns)."""
+def stall(stalled: Sequence[RankStatus]) -> FaultReport:
+    """Ranks without progress, and for how long the longest of them."""
     oldest = max(rank.progress_age_ns or 0 for rank in stalled)
     noun = "rank" if len(stalled) == 1 else "ranks"
-    return f"{len(stalled)} {noun} made no progress for {oldest / SECOND:.1f} s", oldest
+    message = f"{len(stalled)} {noun} made no progress for {oldest / SECOND:.1f} s"
+    report = _own(FaultKind.PROCESS_STALL, Scope.JOB, "ProcessStall", message)
+    return replace(report, age_ns=oldest)
 
 
 def _own(kind: FaultKind, scope: Scope, reason: str, message: str) -> FaultReport:

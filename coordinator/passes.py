@@ -12,7 +12,7 @@ from typing import Final
 from coordinator import culprit, own_faults, recovery
 from coordinator.desk import Desk, is_idle, is_ready
 from coordinator.events import Effect, Say
-from coordinator.incidents import Finding, IncidentPhase, Outcome
+from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
 from coordinator.picture import hang_confirmed
@@ -32,7 +32,8 @@ STALL_RETRY: Final = Duration(1 * SECOND)
 def go_on(desk: Desk, now: Instant) -> list[Effect]:
     """Run the present phase's pass, and the following ones as far as the job gets at once."""
     effects: list[Effect] = []
-    _note_losses(desk, now)
+    if not desk.state.phase.terminal:
+        _note_losses(desk, now)
     for _ in JobPhase:
         phase = desk.state.phase
         effects += _PASSES[phase](desk, now)
@@ -42,11 +43,10 @@ def go_on(desk: Desk, now: Instant) -> list[Effect]:
 
 
 def _note_losses(desk: Desk, now: Instant) -> None:
-    if desk.state.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.LOCALIZING):
-        gone = desk.gone(now)
-        for node in desk.state.world:
-            if node in gone:
-                desk.lost(node, own_faults.LEASE_EXPIRED, now)
+    gone = desk.gone(now)
+    for view in desk.world():
+        if view.node in gone:
+            desk.lost(view, own_faults.LEASE_EXPIRED, now)
 
 
 # --- waiting for nodes, starting them -------------------------------------------------------
@@ -135,13 +135,14 @@ def _start(desk: Desk, view: NodeView, now: Instant) -> list[Effect]:
 
 
 def _running(desk: Desk, now: Instant) -> list[Effect]:
-    statuses = [view.status for view in desk.world() if view.status is not None]
-    if len(statuses) < desk.settings.nnodes:
+    known = [(view, view.status) for view in desk.world() if view.status is not None]
+    if len(known) < desk.settings.nnodes:
         return []  # a restarted coordinator waits for its nodes to dial in
-    for status in statuses:
+    for view, status in known:
         if status.generation != desk.state.generation:
-            desk.lost(status.node, own_faults.SIDECAR_RESTARTED, now)
+            desk.lost(view, own_faults.SIDECAR_RESTARTED, now)
             return []
+    statuses = [status for _, status in known]
     if all(status.state is AgentState.COMPLETED for status in statuses):
         return desk.end(JobPhase.COMPLETED, "every worker ended with exit status 0", now)
     steps = [rank.step for status in statuses for rank in status.ranks]
@@ -165,38 +166,45 @@ def _watch_start(desk: Desk, silent: int, now: Instant) -> None:
 def _watch_stall(desk: Desk, statuses: list[StatusReport], now: Instant) -> None:
     stalled = [rank for status in statuses for rank in status.ranks if rank.stalled]
     if stalled and now >= desk.stall_retry_at:
-        trigger, silence_ns = own_faults.stall_text(stalled)
-        desk.open_incident(trigger, (), desk.wall(now) - silence_ns, now)
+        desk.fault("", own_faults.stall(stalled), now)
 
 
 def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     asked, incident = desk.round, desk.memory.incident
     assert asked is not None, "localizing without a round"
     assert incident is not None, "localizing without an incident"
-    connected = [view for view in desk.world() if view.link is not None]
     effects: list[Effect] = []
-    for view in connected:
-        if view.node not in asked.asked:
+    for view in desk.world():
+        if view.link is not None and view.node not in asked.asked:
             asked.asked.add(view.node)
             effects += desk.send(view, Inspect(round_id=asked.id), now)
-    if not asked.collected([view.node for view in connected], now):
+    if not asked.collected(set(desk.state.world) - desk.gone(now), now):
         return effects
-    stall_ns = seconds(desk.settings.stall_timeout_s)
     snapshots = asked.snapshots()
-    finding = culprit.judge(
-        incident.faults, snapshots, incident.world, desk.settings.nproc_per_node, stall_ns
-    )
-    if not asked.settled(finding, now):
+    incident = replace(incident, snapshots=snapshots, log_tails=asked.log_tails())
+    finding = _judge(desk, incident)
+    stall_only = desk.memory.stall_only
+    if not stall_only and not asked.settled(finding, now):
         return effects
     desk.round = None
-    if asked.stall_only and not hang_confirmed(finding, snapshots, stall_ns):
+    stall_ns = seconds(desk.settings.stall_timeout_s)
+    if stall_only and not hang_confirmed(finding, snapshots, stall_ns):
         return [*effects, *_dismiss_stall(desk, finding, now)]
-    desk.memory.amend(
-        replace(incident, finding=finding, snapshots=snapshots, log_tails=asked.log_tails())
-    )
+    desk.memory.amend(replace(incident, finding=finding))
     desk.stamp(IncidentPhase.LOCALIZED, now)
     desk.enter(JobPhase.STOPPING, now)
     return [*effects, Say(level="WARNING", text=f"stopping every node: {finding.why}")]
+
+
+def _judge(desk: Desk, incident: Incident) -> Finding:
+    settings = desk.settings
+    return culprit.judge(
+        incident.faults,
+        incident.snapshots,
+        incident.world,
+        settings.nproc_per_node,
+        seconds(settings.stall_timeout_s),
+    )
 
 
 def _dismiss_stall(desk: Desk, finding: Finding, now: Instant) -> list[Effect]:
@@ -231,6 +239,8 @@ def _resolve(desk: Desk, now: Instant) -> list[Effect]:
     desk.stamp(IncidentPhase.STOPPED, now)
     incident = desk.memory.incident
     assert incident is not None, "stopping without an incident"
+    # The one who broke may be the last to be heard: a node that is gone, or one on a slow link.
+    incident = replace(incident, finding=_judge(desk, incident))
     resolution = recovery.resolve(
         desk.settings,
         desk.state,

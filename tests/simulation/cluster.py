@@ -28,7 +28,6 @@ class Cluster:
             nproc_per_node=NPROC,
             restart=RestartPolicy(retries_max=10),
             stall_timeout_s=STALL_S,
-            lease_s=5.0,
             wait_for_nodes_s=WAIT_FOR_NODES_S,
             startup_deadline_s=30.0,
         )

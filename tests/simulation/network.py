@@ -19,6 +19,8 @@ DOUBLED: Final = 0.03
 """Share of statuses that arrive twice."""
 LATE: Final = 0.02
 """Share of messages that take a hundred times longer than most."""
+DELAY_MAX_S: Final = 2.0
+"""What takes longer is a link that breaks."""
 HALF_OPEN: Final = 0.3
 """Share of broken links that an end takes for alive until its next ping."""
 PING_LIMIT_S: Final = 7.5
@@ -170,7 +172,7 @@ class Network:
         delay = 0.0002 + self._dice.expovariate(1 / 0.001)
         if self._dice.random() < LATE:
             delay *= 100
-        return delay * dialler.slowness
+        return min(delay * dialler.slowness, DELAY_MAX_S)
 
     def _notice(self, *, quiet: bool) -> float:
         if quiet or self._dice.random() < HALF_OPEN:
