@@ -230,8 +230,7 @@ class AgentCore:
         self._findings.clear()
         self._completed.clear()
         self._workers = {local: Worker() for local in range(self.config.nproc_per_node)}
-        for pointer in start.checkpoints:
-            self.checkpoints.discard_after(pointer.prefix, pointer.step)
+        self.checkpoints.rewind({item.prefix: item.step for item in start.checkpoints})
         return [SpawnWorkers(start=start)], None
 
     def _stop_commanded(self, stop: Stop, now: Instant) -> tuple[list[Effect], str | None]:

@@ -4,7 +4,7 @@ A confirmation is a fact and is kept until newer ones push it out; no later mess
 Whether a step is complete *job-wide* is not known here; the coordinator intersects over nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,11 +41,14 @@ class CheckpointRecord:
             del steps[min(steps)]
         return None
 
-    def discard_after(self, prefix: str, step: int | None) -> None:
-        """Forget confirmations newer than ``step`` (None: all): a rewound run writes them again."""
-        steps = self._steps.get(prefix, {})
-        for newer in [known for known in steps if step is None or known > step]:
-            del steps[newer]
+    def rewind(self, chosen: Mapping[str, int]) -> None:
+        """Forget what is newer than the ``chosen`` step of its prefix, or all where none was.
+
+        A run that went back writes those steps again, and half of each run is no checkpoint.
+        """
+        for prefix, steps in self._steps.items():
+            for newer in [step for step in steps if step > chosen.get(prefix, -1)]:
+                del steps[newer]
 
     def confirmations(self) -> tuple[CheckpointConfirmation, ...]:
         """Return everything known, ordered by prefix and step."""

@@ -274,6 +274,24 @@ def test_a_confirmed_checkpoint_is_kept_over_a_restart_up_to_the_chosen_step():
     assert effects[0] == AnswerWorker(connection=1, reply=answer)
 
 
+def test_a_start_from_the_beginning_forgets_every_confirmation():
+    """What a given-up run saved in part would be made whole by files of the run that follows."""
+    core = running()
+    core.handle(
+        WorkerSpoke(
+            connection=1,
+            envelope=Envelope(client_id="c", seq=1, generation=1),
+            message=CheckpointSaved(local_rank=0, prefix="p", step=10, path="/c/10"),
+        ),
+        at(2),
+    )
+    core.handle(CommandReceived(command=stop()), at(3))
+    core.handle(WorkersGone(generation=1), at(3))
+    core.handle(PortReserved(port=1), at(3))
+    core.handle(CommandReceived(command=start(2)), at(4))
+    assert core.snapshot(at(4)).checkpoints == ()
+
+
 def test_a_hardware_fault_outlives_the_generation():
     """A restart does not mend a device; a node that forgot would be given ranks again."""
     core = running()
