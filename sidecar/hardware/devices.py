@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sidecar.hardware.pci import normalise_pci
 from sidecar.hardware.readings import NODE, Device
-from sidecar.hardware.xid import normalise_pci
 
 _NUMBER: Final = re.compile(r"\s*([+-]?\d+)")
 """What strtol reads: leading digits count and the rest of the entry does not."""

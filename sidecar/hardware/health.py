@@ -114,6 +114,10 @@ class HardwareHealth:
         by_link = view.seen.setdefault(reading.metric, {})
         before = by_link.get(reading.link)
         known = isinstance(reading.value, Known)
+        if reading.link is None and not known:
+            by_link.clear()  # said of the whole device, so of each of its links
+        elif reading.link is not None:
+            by_link.pop(None, None)
         by_link[reading.link] = Seen(
             value=reading.value,
             at=reading.at,
@@ -135,7 +139,7 @@ class HardwareHealth:
             else reading.claim or Severity.WARNING
         )
         events = view.events.setdefault(reading.metric, Occurrences())
-        events.add(code, severity, reading.detail, reading.at)
+        events.add(code, severity, reading.detail, reading.at, reading.count)
 
     def _take_known(
         self, view: View, place: int, reading: Reading, value: float, kind: Kind

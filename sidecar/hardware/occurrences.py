@@ -50,18 +50,18 @@ class Occurrences:
     by_code: dict[int, Occurrence] = field(default_factory=dict)
     forgotten: int = 0
 
-    def add(self, code: int, severity: Severity, text: str, at: Instant) -> None:
-        """Count an event.  A code's first text is kept, and its worst severity."""
+    def add(self, code: int, severity: Severity, text: str, at: Instant, count: int = 1) -> None:
+        """Count events.  A code's first text is kept, and its worst severity."""
         seen = self.by_code.get(code)
         if seen is None:
             if len(self.by_code) >= CODES_MAX:
-                self.forgotten += 1
+                self.forgotten += count
                 return
             self.by_code[code] = Occurrence(
-                severity=severity, text=text[:TEXT_CHARS_MAX], first=at, last=at
+                severity=severity, text=text[:TEXT_CHARS_MAX], first=at, last=at, count=count
             )
             return
-        seen.count += 1
+        seen.count += count
         seen.last = Instant(max(seen.last, at))
         seen.severity = worst(seen.severity, severity)
 

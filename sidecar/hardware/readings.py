@@ -83,8 +83,6 @@ class Metric(StrEnum):
     """A kernel log line about hardware that is not an Xid; its reporter says how bad."""
     EXTERNAL = "external"
     """Somebody else's standing word; it says itself how bad, and holds until taken back."""
-    SOURCE = "source"
-    """One while a health source of this node can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,6 @@ METRICS: Final[Mapping[Metric, MetricInfo]] = MappingProxyType(
         Metric.NVML: _info(Kind.FLAG),
         Metric.KERNEL_FAULT: _info(Kind.EVENT),
         Metric.EXTERNAL: _info(Kind.CODE),
-        Metric.SOURCE: _info(Kind.FLAG),
     }
 )
 
@@ -197,6 +194,7 @@ class Reading:
 
     ``link`` is set for a counter that exists once per link.  ``claim`` is the source's own verdict
     where the number alone does not decide (a kernel line that says "fatal", another agent's word).
+    ``count`` is how many events of one kind this reading stands for.
     """
 
     source: str
@@ -207,3 +205,4 @@ class Reading:
     link: int | None = None
     detail: str = ""
     claim: Severity | None = None
+    count: int = 1

@@ -14,8 +14,9 @@ from sidecar.hardware.readings import Device, Metric, Severity
 class MetricHealth:
     """One metric of one device.  Ages are seconds.
 
-    ``value`` is the last number read, however old (``age_s``); ``unknown_age_s`` is set while
-    there is no current one.  ``links`` holds a counter per link, ``counts`` events per code.
+    ``value`` is the last number read, however old (``age_s``), and None while the source says that
+    it cannot see; ``unknown_age_s`` is set while there is no current one.  ``links`` holds a
+    counter per link, ``counts`` events per code.
     """
 
     metric: Metric
@@ -45,10 +46,22 @@ class DeviceHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceHealth:
+    """One source.  ``age_s`` since its last good read; ``reading_for_s`` while a read goes on."""
+
+    name: str
+    age_s: float | None
+    reading_for_s: float | None
+    trouble: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """Every device ever seen, the node first."""
+    """Every device ever seen, the node first, and the sources that see them."""
 
     devices: tuple[DeviceHealth, ...]
+    sources: tuple[SourceHealth, ...] = ()
 
     @property
     def node(self) -> DeviceHealth:
