@@ -9,6 +9,7 @@ true ends the check with status 1.
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 CLAIM_S_MAX: Final = 180.0
@@ -27,6 +29,9 @@ REQUEST_S_MAX: Final = 10.0
 STEPS_ON: Final = 5
 """Steps that count as going on."""
 CULPRIT: Final = "node-1"
+ROOT: Final = Path(__file__).resolve().parents[2]
+FAMILY: Final = re.compile("_(total|bucket|sum|count|info)$")
+"""What a metric's samples may have behind the name of their family."""
 
 
 class NotYetError(Exception):
@@ -132,6 +137,12 @@ def check_watchers(stack: Stack) -> None:
         require(set(found.values()) == {"ok"}, f"rules not evaluated: {found}")
         return f"{len(found)} alerting rules"
 
+    def metrics() -> str:
+        known = get(stack.prometheus, "/api/v1/metadata")["data"]
+        missing = [name for name in asked_for() if not {name, FAMILY.sub("", name)} & set(known)]
+        require(not missing, f"nobody exports {', '.join(missing)}")
+        return f"{len(asked_for())} metrics"
+
     def alertmanager() -> str:
         known = get(stack.prometheus, "/api/v1/alertmanagers")["data"]["activeAlertmanagers"]
         require(bool(known), "Prometheus knows no Alertmanager")
@@ -141,7 +152,15 @@ def check_watchers(stack: Stack) -> None:
     claim("Prometheus scrapes every target", targets)
     claim("Prometheus has the job's step", step)
     claim("Prometheus evaluates the rules", rules)
+    claim("every metric that dashboards and alerts ask for is exported", metrics)
     claim("Alertmanager answers", alertmanager)
+
+
+def asked_for() -> list[str]:
+    """Return the product's metrics that stand in a dashboard or an alert of this repository."""
+    files = [*(ROOT / "dashboards").glob("*.json"), ROOT / "alerts/outrider.rules.yaml"]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    return sorted({name for text in texts for name in re.findall(r"\boutrider_[a-z_]+", text)})
 
 
 def check_grafana(base: str) -> None:
@@ -189,7 +208,7 @@ def check_recovery(stack: Stack) -> None:
 
     def counted() -> str:
         restarts = stack.metric("sum(outrider_restarts_total)")
-        faults = stack.metric('sum(outrider_faults_total{kind="crash"})')
+        faults = stack.metric('sum(outrider_faults_total{job="outrider-coordinator",kind="crash"})')
         require(restarts >= 1 and faults >= 1, f"{restarts:.0f} restarts, {faults:.0f} crashes")
         return f"{restarts:.0f} restart, {faults:.0f} crash"
 
