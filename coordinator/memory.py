@@ -107,8 +107,8 @@ class Memory:
     def add_fault(self, fault: NodeFault) -> bool:
         """Add a report to the open incident.  Returns False when it is there or there is no room.
 
-        Reports of a node are known by their number; those the coordinator made itself (number 0)
-        by node and kind.
+        A node's report is known by all but its age (its number begins anew with every start of
+        the sidecar); those the coordinator made itself (number 0) by node, kind and reason.
         """
         incident = self.state.open_incident
         if incident is None or len(incident.faults) >= FAULTS_PER_INCIDENT_MAX:
@@ -149,8 +149,7 @@ class Memory:
 
 
 def _same(fault: NodeFault, known: NodeFault) -> bool:
-    if fault.node != known.node:
+    new, old = fault.report, known.report
+    if fault.node != known.node or (new.kind, new.reason) != (old.kind, old.reason):
         return False
-    if fault.report.fault_id:
-        return fault.report.fault_id == known.report.fault_id
-    return not known.report.fault_id and fault.report.kind is known.report.kind
+    return not (new.fault_id or old.fault_id) or replace(new, age_ns=0) == replace(old, age_ns=0)

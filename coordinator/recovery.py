@@ -52,7 +52,7 @@ def resolve(
     finding = incident.finding
     choices = ledger.choose(settings.world_size, not_after=culprit.damaged_at(incident.faults))
     step = newest_step(choices)
-    asked = next((item for item in incident.faults if item.report.kind is FaultKind.OPERATOR), None)
+    asked = [item for item in incident.faults if item.report.kind is FaultKind.OPERATOR]
     judged = None if asked else finding
     decision = escalation.decide(
         settings.restart,
@@ -64,7 +64,7 @@ def resolve(
         checkpoint_step=step,
         stepped=stepped,
     )
-    if asked is not None:
+    if asked:
         decision = _as_asked(decision, asked)
     excluded = {**state.excluded, **dict.fromkeys(decision.exclude_nodes, decision.reason)}
     restarts = state.restarts
@@ -136,16 +136,14 @@ def start_commands(
     }
 
 
-def _as_asked(decision: Decision, asked: NodeFault) -> Decision:
-    """Return what a person asked for, in place of what would have been decided."""
-    report = asked.report
-    match report.reason:
-        case OperatorAction.STOP:
-            return Decision(mode=None, reason=report.message)
-        case OperatorAction.EXCLUDE:
-            return replace(decision, reason=report.message, exclude_nodes=(asked.node,))
-        case _:
-            return replace(decision, reason=report.message)
+def _as_asked(decision: Decision, asked: Sequence[NodeFault]) -> Decision:
+    """Return what people asked for, in place of what would have been decided."""
+    stop = next((it for it in asked if it.report.reason == OperatorAction.STOP), None)
+    if stop is not None:
+        return Decision(mode=None, reason=stop.report.message)
+    excluded = [it.node for it in asked if it.report.reason == OperatorAction.EXCLUDE]
+    reason = "; ".join(it.report.message for it in asked)
+    return replace(decision, reason=reason, exclude_nodes=tuple(excluded))
 
 
 def _kept(choices: Sequence[CheckpointChoice], prefix: str) -> int:
