@@ -18,7 +18,7 @@ from coordinator.phases import JobPhase
 from coordinator.picture import furthest_step
 from coordinator.settings import JobSettings
 from scout.clock import SECOND, Duration, Instant, after, seconds, since
-from sidecar.api import AgentState, Command, FaultKind, FaultReport
+from sidecar.api import AgentState, Command, FaultKind, FaultReport, StatusReport
 
 RESEND_AFTER: Final = Duration(1 * SECOND)
 """A command whose effect has not been seen is sent again after this time."""
@@ -166,3 +166,8 @@ def is_idle(view: NodeView) -> bool:
     return status is not None and (
         status.generation == 0 or status.generation <= status.stopped_generation
     )
+
+
+def broken_device(status: StatusReport) -> FaultReport | None:
+    """Return what the node says of a device that is broken for good, or None."""
+    return next((fault for fault in status.faults if fault.kind is FaultKind.GPU_FATAL), None)

@@ -50,7 +50,8 @@ class JobCore:
     ) -> None:
         self._desk = Desk(settings, state, wall_offset_ns, now)
         self._looked_at = now
-        self._seen: dict[tuple[str, str], int] = {}
+        self._seen: dict[str, tuple[str, int]] = {}
+        """Node -> incarnation, and the newest of its faults that was taken in."""
 
     @property
     def state(self) -> DurableState:
@@ -149,27 +150,21 @@ class JobCore:
             desk.memory.checkpoints_complete(desk.ledger.pointers())
         if report.generation == desk.state.generation:
             desk.stepped |= any(rank.step is not None for rank in report.ranks)
-        key = (view.node, report.incarnation)
-        known = self._seen.get(key, 0)
-        fresh = [fault for fault in report.faults if fault.fault_id > known]
-        self._seen[key] = max((fault.fault_id for fault in fresh), default=known)
-        effects: list[Effect] = []
-        for fault in fresh:
-            effects += self._fault_told(view.node, fault, report.generation, now)
-        return effects
-
-    def _fault_told(
-        self, node: str, fault: FaultReport, generation: int, now: Instant
-    ) -> list[Effect]:
-        desk = self._desk
-        hardware = fault.kind is FaultKind.GPU_FATAL
-        inside = node in desk.state.world
-        if inside and (hardware or generation == desk.state.generation):
-            desk.fault(node, fault, now)
-        if hardware and (not inside or desk.state.phase is JobPhase.WAITING):
-            desk.exclude(node, fault.message)
-            return [Say(level="WARNING", text=f"{node} is left out: {fault.message}")]
+        incarnation, known = self._seen.get(view.node, ("", 0))
+        if incarnation != report.incarnation:
+            known = 0
+        for fault in report.faults:
+            if fault.fault_id > known:
+                self._fault_told(view.node, fault, report.generation, now)
+        newest = max((fault.fault_id for fault in report.faults), default=0)
+        self._seen[view.node] = (report.incarnation, max(known, newest))
         return []
+
+    def _fault_told(self, node: str, fault: FaultReport, generation: int, now: Instant) -> None:
+        hardware = fault.kind is FaultKind.GPU_FATAL
+        present = hardware or generation == self._desk.state.generation
+        if present and node in self._desk.state.world:
+            self._desk.fault(node, fault, now)
 
     def _asked(self, event: OperatorAsked, now: Instant) -> list[Effect]:
         desk, node = self._desk, event.node or ""

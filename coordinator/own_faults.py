@@ -7,6 +7,7 @@ from scout.clock import SECOND
 from sidecar.api import FaultKind, FaultReport, RankStatus, Scope
 
 SIDECAR_RESTARTED = "its sidecar was restarted, and its workers ended with it"
+STOPPED_BY_OTHERS = "its workers were stopped by somebody else"
 LEASE_EXPIRED = "its sidecar has been silent for a whole lease"
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator import culprit, own_faults, recovery
-from coordinator.desk import Desk, is_idle, is_ready
+from coordinator.desk import Desk, broken_device, is_idle, is_ready
 from coordinator.events import Effect, Say
 from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
 from coordinator.membership import NodeView
@@ -22,7 +22,8 @@ from sidecar.api import AgentState, Inspect, Shutdown, StatusReport, Stop
 from worker_shim.messages import RestartMode
 
 SURVIVORS_WAIT: Final = Duration(5 * SECOND)
-"""How long a connected node that held a rank may take to become ready before it is replaced."""
+"""How long a node that held a rank may take to become ready, or to dial in again, before it is
+replaced.  A lost one is replaced at once."""
 SPARES_HELD_BACK: Final = Duration(30 * SECOND)
 """At the first start spares are kept for faults; after this wait they may fill a gap."""
 STALL_RETRY: Final = Duration(1 * SECOND)
@@ -36,6 +37,8 @@ def go_on(desk: Desk, now: Instant) -> list[Effect]:
         _note_losses(desk, now)
     for _ in JobPhase:
         phase = desk.state.phase
+        if not phase.terminal:
+            effects += _tidy(desk, now)
         effects += _PASSES[phase](desk, now)
         if desk.state.phase is phase:
             break
@@ -49,31 +52,53 @@ def _note_losses(desk: Desk, now: Instant) -> None:
             desk.lost(view, own_faults.LEASE_EXPIRED, now)
 
 
+def _tidy(desk: Desk, now: Instant) -> list[Effect]:
+    """Look after the nodes that hold no rank: stop what still runs there, leave out the broken.
+
+    Both are levels: a node may come back from wherever it was at any time, with old workers on
+    it, and a broken device stays broken whatever else was going on when it was told.
+    """
+    effects: list[Effect] = []
+    waiting = desk.state.phase is JobPhase.WAITING
+    for view in desk.members.views():
+        if view.status is None or (view.node in desk.state.world and not waiting):
+            continue
+        broken = broken_device(view.status)
+        if broken is not None and view.excluded is None:
+            desk.exclude(view.node, broken.message)
+            text = f"{view.node} is left out: {broken.message}"
+            effects.append(Say(level="WARNING", text=text))
+        if view.link is not None and not is_idle(view):
+            generation = max(view.status.generation, desk.state.generation)
+            effects += _stop(desk, view, generation, now)
+    return effects
+
+
 # --- waiting for nodes, starting them -------------------------------------------------------
 
 
 def _waiting(desk: Desk, now: Instant) -> list[Effect]:
-    stops = _stop_strays(desk, now)
     if now < desk.not_before:
         desk.waiting_for = "the back-off between two restarts"
-        return stops
+        return []
+    gone = desk.gone(now)
     busy = [
         view.node
         for view in desk.world()
-        if view.link is not None and view.excluded is None and not is_ready(view)
+        if view.node not in gone and view.excluded is None and not is_ready(view)
     ]
     waited = since(desk.phase_since, now)
     if busy and waited < SURVIVORS_WAIT:
         desk.waiting_for = f"{', '.join(busy)} to become ready"
-        return stops
+        return []
     given = _assign(desk, hold_spares=not desk.state.world and waited < SPARES_HELD_BACK, now=now)
     if isinstance(given, Assignment):
         _begin_generation(desk, given, now)
-        return stops
+        return []
     desk.waiting_for = given.reason
     if waited >= seconds(desk.settings.wait_for_nodes_s):
-        return [*stops, *desk.end(JobPhase.FAILED, given.reason, now)]
-    return stops
+        return desk.end(JobPhase.FAILED, given.reason, now)
+    return []
 
 
 def _assign(desk: Desk, *, hold_spares: bool, now: Instant) -> Assignment | NotPossible:
@@ -97,6 +122,10 @@ def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
         choices = incident.checkpoints
         desk.memory.amend(replace(incident, moves=given.moves))
         desk.stamp(IncidentPhase.ASSIGNED, now)
+    for view in desk.members.views():
+        if view.status is not None:  # no node may refuse the next generation as one it has seen
+            seen = max(view.status.generation, view.status.stopped_generation)
+            desk.memory.generation_seen(seen)
     desk.memory.world_given(given.world)
     desk.ledger.begin(desk.state.generation, choices)
     desk.memory.checkpoints_complete(desk.ledger.pointers())
@@ -141,6 +170,9 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     for view, status in known:
         if status.generation != desk.state.generation:
             desk.lost(view, own_faults.SIDECAR_RESTARTED, now)
+            return []
+        if is_idle(view):
+            desk.lost(view, own_faults.STOPPED_BY_OTHERS, now)
             return []
     statuses = [status for _, status in known]
     if all(status.state is AgentState.COMPLETED for status in statuses):
@@ -218,7 +250,7 @@ def _dismiss_stall(desk: Desk, finding: Finding, now: Instant) -> list[Effect]:
 
 
 def _stopping(desk: Desk, now: Instant) -> list[Effect]:
-    effects = _stop_strays(desk, now)
+    effects: list[Effect] = []
     generation, gone, pending = desk.state.generation, desk.gone(now), []
     for view in desk.world():
         status = view.status
@@ -259,19 +291,6 @@ def _resolve(desk: Desk, now: Instant) -> list[Effect]:
     desk.not_before = after(now, seconds(decision.backoff_s))
     desk.enter(JobPhase.WAITING, now)
     return [Say(level="WARNING", text=decision.reason)]
-
-
-def _stop_strays(desk: Desk, now: Instant) -> list[Effect]:
-    """Stop every connected node that holds no rank and on which something may still run."""
-    effects: list[Effect] = []
-    waiting = desk.state.phase is JobPhase.WAITING
-    for view in desk.members.views():
-        inside = view.node in desk.state.world and not waiting
-        if inside or view.link is None or view.status is None or is_idle(view):
-            continue
-        desk.memory.generation_seen(view.status.generation)
-        effects += _stop(desk, view, desk.state.generation, now)
-    return effects
 
 
 def _stop(desk: Desk, view: NodeView, generation: int, now: Instant) -> list[Effect]:

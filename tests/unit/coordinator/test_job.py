@@ -5,7 +5,9 @@ simulator.
 """
 
 from dataclasses import replace
+from itertools import count
 
+from coordinator.escalation import RestartPolicy
 from coordinator.events import (
     Accept,
     Dismiss,
@@ -13,6 +15,7 @@ from coordinator.events import (
     LinkClosed,
     LinkOpened,
     LinkSpoke,
+    OperatorAsked,
     Persist,
     Send,
 )
@@ -55,6 +58,7 @@ class FakeNode:
         self.link = bench.links
         self.snapshots: tuple[RankSnapshot, ...] = ()
         self.obeys = True
+        self.fault_ids = count(1)
         self.report = StatusReport(
             node=name,
             incarnation=f"{name}/{life}",
@@ -90,7 +94,7 @@ class FakeNode:
     def breaks(self, kind: FaultKind, **more) -> None:
         """Report a fault of this node's rank."""
         fields = {
-            "fault_id": len(self.report.faults) + 1,
+            "fault_id": next(self.fault_ids),
             "scope": Scope.RANK,
             "reason": "Reason",
             "message": f"{kind} on {self.name}",
@@ -121,12 +125,14 @@ class FakeNode:
         match command:
             case Start():
                 rank = RankStatus(rank=command.group_rank, local_rank=0, pid=1)
+                newest = max((it.step for it in command.checkpoints), default=-1)
                 self.tell(
                     state=AgentState.RUNNING,
                     generation=command.generation,
                     topology_version=command.topology_version,
                     group_rank=command.group_rank,
                     ranks=(rank,),
+                    checkpoints=tuple(it for it in self.report.checkpoints if it.step <= newest),
                     faults=tuple(f for f in self.report.faults if f.kind is FaultKind.GPU_FATAL),
                 )
             case Stop():
@@ -342,3 +348,215 @@ def test_a_crashed_node_is_named_although_its_victims_speak_first():
     culprit = bench.incident().finding.culprit
     assert (culprit.kind, culprit.node) == (FaultKind.NODE_LOST, "node-1")
     assert bench.core.state.world == ("node-0", "node-3", "node-2")
+
+
+def test_a_broken_gpu_costs_its_node_the_rank_and_promotes_a_spare():
+    """A node with a broken device that gets its rank back breaks the next run in seconds."""
+    bench = running(spares=1)
+    bench.nodes["node-1"].breaks(FaultKind.GPU_FATAL, gpu=0, scope=Scope.GPU)
+    bench.wait(1)
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+    assert "node-1" in bench.core.state.excluded
+    assert bench.started(2)["node-3"].group_rank == 1
+    move = bench.core.state.open_incident.moves[0]
+    assert (move.group_rank, move.from_node, move.to_node) == (1, "node-1", "node-3")
+
+
+def test_a_spare_with_a_broken_gpu_is_left_out_and_nothing_stops():
+    """Promoting it would turn the next fault into two."""
+    bench = running(spares=1)
+    bench.nodes["node-3"].breaks(FaultKind.GPU_FATAL, gpu=0, scope=Scope.GPU)
+    assert "node-3" in bench.core.state.excluded
+    assert bench.core.state.phase is JobPhase.RUNNING
+    assert not [command for _, command in bench.sent if isinstance(command, Stop)]
+
+
+def test_a_gpu_that_breaks_while_a_person_restarts_the_job_is_left_out_all_the_same():
+    """A fault that is told once, at an awkward moment, must not be forgotten."""
+    bench = running(spares=1)
+    for node in bench.nodes.values():
+        node.obeys = False
+    ask(bench, "restart")
+    bench.nodes["node-1"].breaks(FaultKind.GPU_FATAL, gpu=0, scope=Scope.GPU)
+    for node in bench.nodes.values():
+        node.obeys = True
+    bench.wait(5)
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+
+
+def test_a_node_that_comes_back_with_old_workers_is_stopped_while_the_job_runs():
+    """Until then its workers hold its GPUs and write to the job's disk."""
+    bench = running(spares=1)
+    lost = bench.nodes["node-1"]
+    bench.feed(LinkClosed(link=lost.link))
+    bench.wait(40)
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+    bench.step(21)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    lost.link = bench.links = bench.links + 1
+    lost.dial()
+    assert lost.report.stopped_generation >= 1
+    assert lost.report.state is AgentState.READY
+    assert bench.core.state.phase is JobPhase.RUNNING
+    assert bench.core.state.generation == 2
+
+
+def test_a_node_whose_workers_somebody_else_stopped_restarts_the_job():
+    """It answers and runs nothing: waiting for its steps would last for ever."""
+    bench = running()
+    node = bench.nodes["node-1"]
+    node.obey(Stop(generation=1, restart_mode="process_level_restart", reason="by hand"))
+    bench.wait(2)
+    assert bench.core.state.generation == 2
+    assert bench.core.state.phase is JobPhase.RUNNING
+
+
+def test_a_restarted_sidecar_restarts_the_job_on_the_same_node():
+    """Its workers ended with it; a node that is there again is as good as any other."""
+    bench = running(spares=1)
+    bench.feed(LinkClosed(link=bench.nodes["node-1"].link))
+    FakeNode(bench, "node-1", spare=False, life=2).dial()
+    bench.wait(2)
+    assert bench.core.state.world == ("node-0", "node-1", "node-2")
+    assert bench.core.state.generation == 2
+    bench.step(21)
+    assert bench.incident().finding.culprit.node == "node-1"
+
+
+def test_a_restarted_coordinator_goes_on_without_stopping_anybody():
+    """Losing the coordinator must cost no training."""
+    bench = running()
+    bench.boot()
+    for node in bench.nodes.values():
+        node.dial()
+    bench.wait(20)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    assert bench.core.state.generation == 1
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    assert {it.checkpoints[0].step for it in bench.started(2).values()} == {20}
+
+
+def test_a_coordinator_restarted_between_two_generations_lets_survivors_keep_their_ranks():
+    """Spares that dial in first would take the ranks of healthy nodes that are a moment later."""
+    bench = running(spares=2)
+    for node in bench.nodes.values():
+        node.obeys = False
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    assert bench.core.state.phase is JobPhase.STOPPING
+    for node in bench.nodes.values():
+        node.tell(state=AgentState.STOPPING)
+        node.obey(Stop(generation=1, restart_mode="process_level_restart", reason="x"))
+        if node.name != "node-2":
+            node.report = replace(node.report, rendezvous_port=0)
+    assert bench.core.state.phase in (JobPhase.WAITING, JobPhase.STARTING)
+    state = replace(bench.core.state, phase=JobPhase.WAITING, generation=1)
+    bench.journal = encode_state(state)
+    bench.boot()
+    for name in ("node-3", "node-4", "node-2", "node-1", "node-0"):
+        node = bench.nodes[name]
+        node.obeys = True
+        node.report = replace(node.report, rendezvous_port=4000)
+        node.dial()
+    assert bench.core.state.world == ("node-0", "node-1", "node-2")
+    assert bench.core.state.phase is JobPhase.RUNNING
+
+
+def test_a_spent_budget_ends_the_job_with_the_reason():
+    """A crash loop must not burn a night."""
+    bench = running(restart=RestartPolicy(retries_max=1))
+    for step in (21, 22):
+        bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+        bench.wait(2)
+        if bench.finished is None:
+            bench.step(step)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert bench.finished is not None
+    assert "jobMaxRetryCount" in bench.finished.reason
+    assert bench.core.state.generation == 2
+    assert bench.incident(2).outcome is Outcome.FAILED
+    told = {node for node, command in bench.sent if isinstance(command, Shutdown)}
+    assert told == set(bench.nodes)
+
+
+def test_a_job_without_enough_nodes_fails_after_its_wait():
+    """A job that waits for ever looks like one that runs."""
+    bench = running(wait_for_nodes_s=30.0)
+    bench.nodes["node-1"].breaks(FaultKind.GPU_FATAL, gpu=0, scope=Scope.GPU)
+    bench.wait(40)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert "1 is missing" in bench.finished.reason
+
+
+def test_every_rank_that_ends_cleanly_completes_the_job():
+    """The end of training is not a fault."""
+    bench = running()
+    for node in bench.nodes.values():
+        node.tell(state=AgentState.COMPLETED)
+    assert bench.core.state.phase is JobPhase.COMPLETED
+    assert bench.core.state.next_incident == 1
+
+
+def test_a_person_can_stop_the_job():
+    """And nothing that follows may start it again."""
+    bench = running()
+    ask(bench, "stop")
+    bench.wait(2)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert bench.finished.reason == "mia asked to stop: a drill"
+    assert bench.core.state.generation == 1
+
+
+def test_a_person_who_asks_to_stop_during_a_restart_they_asked_for_is_heard():
+    """The second word counts as well as the first."""
+    bench = running()
+    for node in bench.nodes.values():
+        node.obeys = False
+    ask(bench, "restart")
+    ask(bench, "stop")
+    for node in bench.nodes.values():
+        node.obeys = True
+    bench.wait(3)
+    assert bench.core.state.phase is JobPhase.FAILED
+
+
+def test_a_person_can_take_a_node_out_of_the_job():
+    """Its rank goes to a spare, and no budget is charged."""
+    bench = running(spares=1, restart=RestartPolicy(retries_max=0))
+    ask(bench, "exclude", "node-1")
+    bench.wait(2)
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+    assert bench.core.state.excluded["node-1"] == "mia asked to exclude: a drill"
+    assert bench.core.state.phase is JobPhase.RUNNING
+
+
+def test_a_step_after_a_value_that_is_not_finite_is_never_resumed_from():
+    """The weights that produced it may be damaged, and so is everything saved from then on."""
+    bench = running()
+    line = "iteration 18 | loss: nan"
+    bench.nodes["node-1"].breaks(FaultKind.LOG_RULE, step=18, message="loss: nan", evidence=(line,))
+    bench.wait(2)
+    assert {it.checkpoints[0].step for it in bench.started(2).values()} == {10}
+    bench.boot()
+    kept = [pointer.step for pointer in bench.core.state.complete_checkpoints]
+    assert kept == [10]
+
+
+def test_nothing_is_commanded_before_it_is_durable():
+    """A coordinator that crashed in between would give the same number to another start."""
+    bench = Bench(nnodes=1)
+    effects = []
+    core = JobCore(bench.settings, DurableState(job="j"), WALL_OFFSET_NS, bench.now)
+    node = FakeNode(bench, "node-0", spare=False)
+    effects += core.handle(LinkOpened(link=node.link, hello=node.hello), bench.now)
+    effects = core.handle(LinkSpoke(link=node.link, message=node.report), bench.now)
+    kinds = [type(effect).__name__ for effect in effects]
+    assert kinds.index("Persist") < kinds.index("Send")
+    persisted = next(effect for effect in effects if isinstance(effect, Persist))
+    assert persisted.state.generation == 1
+
+
+def ask(bench: Bench, action: str, node: str | None = None) -> None:
+    """Let a person ask."""
+    bench.feed(OperatorAsked(action=action, who="mia", why="a drill", node=node))
