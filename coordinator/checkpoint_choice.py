@@ -169,9 +169,10 @@ def _choice(
             continue
         why = None if step in known.complete else known.pending[step].refusal(world_size)
         if why is None:
-            path = known.complete.get(step) or next(iter(known.pending[step].paths))
-            reason = f"step {step} is the newest usable one that every rank confirmed"
-            reason += _tail(skipped)
+            # An empty path is one too: the job began from nothing.
+            whole = step in known.complete
+            path = known.complete[step] if whole else next(iter(known.pending[step].paths))
+            reason = _chosen(step) + _tail(skipped)
             return CheckpointChoice(prefix=prefix, step=step, path=path, reason=reason)
         skipped.append(f"step {step} skipped: {why}")
     reason = "no step is confirmed by every rank, so the script's own choice stands"
@@ -181,7 +182,7 @@ def _choice(
 def _chosen(step: int) -> str:
     if step == BEGINNING:
         return "no later step is confirmed by every rank, so the job starts where it first began"
-    return f"step {step} is the newest that every rank confirmed"
+    return f"step {step} is the newest usable one that every rank confirmed"
 
 
 def _tail(skipped: Sequence[str]) -> str:

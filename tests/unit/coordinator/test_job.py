@@ -30,6 +30,7 @@ from sidecar.api import (
     PROTOCOL_VERSION,
     AgentState,
     CheckpointConfirmation,
+    CheckpointPointer,
     ExitCause,
     FaultKind,
     FaultReport,
@@ -273,6 +274,21 @@ def test_a_crash_stops_everybody_and_restarts_from_the_newest_whole_checkpoint()
     assert (incident.finding.culprit.node, incident.finding.culprit.rank) == ("node-1", 1)
     reached = [item.phase for item in incident.milestones]
     assert reached == list(IncidentPhase)
+
+
+def test_a_crash_before_the_first_checkpoint_goes_back_to_where_the_job_began():
+    """The first minutes are when most jobs break."""
+    bench = Bench()
+    bench.step(3)
+    for node in bench.nodes.values():
+        rank = node.report.group_rank
+        began = CheckpointConfirmation(prefix="p", step=0, ranks=(rank,), paths=("",))
+        node.tell(checkpoints=(began,))
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    chosen = {it.checkpoints for it in bench.started(2).values()}
+    assert chosen == {(CheckpointPointer(prefix="p", step=0, path=""),)}
+    assert "where it first began" in bench.core.state.open_incident.checkpoints[0].reason
 
 
 def test_a_hang_is_found_by_looking_at_every_rank():
