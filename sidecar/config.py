@@ -16,6 +16,7 @@ import yaml
 from sidecar.hardware.xid import normalise_pci
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
+from sidecar.workers.warm_pool import DEFAULT_MODULES
 
 NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Job and node names become folder names and metric labels."""
@@ -48,7 +49,8 @@ class NodeConfig(
     ``httpHost`` and ``httpPort`` (0: any free one) are where the node's own API listens.
     ``runDir`` holds the workers' socket.  ``kernelLog`` is a file to follow instead of
     ``/dev/kmsg``; ``gpus`` names devices where NVML cannot.  ``tokenFile`` holds the bearer token
-    that guards the API and is shown to the coordinator.
+    that guards the API and is shown to the coordinator.  ``warmWorkers`` keeps a process that has
+    imported ``warmModules`` (torch's own by default), from which a restart forks its workers.
     """
 
     node_name: str
@@ -68,6 +70,8 @@ class NodeConfig(
     token_file: str | None = None
     module: bool = False
     no_python: bool = False
+    warm_workers: bool = True
+    warm_modules: tuple[str, ...] = DEFAULT_MODULES
 
     def worker_command(self) -> WorkerCommand:
         """Return the command of this node's workers."""

@@ -12,12 +12,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.agent import AgentConfig, AgentCore
-from sidecar.api import PROTOCOL_VERSION, AgentState, Hello, Shutdown, StatusReport
+from sidecar.agent import AgentCore
+from sidecar.api import AgentState, Shutdown, StatusReport
 from sidecar.api_server import ApiServer
 from sidecar.config import NodeConfig, check_node_config, read_token
 from sidecar.drive import drive, monotonic
@@ -45,11 +44,22 @@ from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
 from sidecar.hardware.nvml import list_gpus
 from sidecar.logs.tail import LogWatcher
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
+from sidecar.startup import (
+    SidecarError,
+    agent_config,
+    agent_version,
+    introduction,
+    launch_settings,
+)
 from sidecar.uplink import Uplink
 from sidecar.workers.ipc_server import SocketPathError, WorkerServer
-from sidecar.workers.launcher import Launcher, LaunchSettings
+from sidecar.workers.launcher import Launcher
 from sidecar.workers.pages import ProgressPages, tick_pages
 from sidecar.workers.ports import PortError, ReservedPort, reserve_port
+from sidecar.workers.processes import uses_torch
+from sidecar.workers.warm_pool import WarmPool
+
+__all__ = ["SidecarError", "run_sidecar"]
 
 INBOX_EVENTS_MAX: Final = 65_536
 """Events that may wait for the core, which takes one in microseconds."""
@@ -63,18 +73,6 @@ FAREWELL_S_MAX: Final = 1.0
 """Longest wait for the last status to leave."""
 
 log = logging.getLogger("outrider.sidecar")
-
-
-class SidecarError(Exception):
-    """The sidecar cannot start; the text says why and what to do."""
-
-
-def agent_version() -> str:
-    """Return the installed distribution's version, or ``unknown`` in a bare source tree."""
-    try:
-        return metadata.version("outrider")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: bool = False) -> int:
@@ -110,21 +108,20 @@ class _Sidecar:
         self._port: ReservedPort | None = None
         self._stopping = False
         self._token = read_token(config)
-        self._core = AgentCore(
-            AgentConfig(
-                job=config.job,
-                node=config.node_name,
-                incarnation=self._incarnation,
-                nproc_per_node=config.nproc_per_node,
-            ),
-            monotonic(),
-        )
+        self._core = AgentCore(agent_config(config, self._incarnation), monotonic())
         socket_path = config.socket_path()
         self._pages = ProgressPages(
             job=config.job, node=config.node_name, identity=str(socket_path)
         )
-        settings = _launch_settings(config, sole_parent=sole_parent)
-        self._launcher = Launcher(settings, self._pages, self._heard_launcher)
+        settings = launch_settings(config, sole_parent=sole_parent)
+        self._warm = WarmPool(settings.command, settings.inherited)
+        self._launcher = Launcher(
+            settings,
+            self._pages,
+            self._heard_launcher,
+            warm=self._warm,
+            helpers=lambda: self._warm.pids,
+        )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs = LogWatcher(self.put, monotonic)
         kernel_log = KMSG if config.kernel_log is None else Path(config.kernel_log)
@@ -153,14 +150,15 @@ class _Sidecar:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until the end; `close` must follow."""
         http_port = await self._listen()
-        self._uplink = Uplink(
-            self._config.coordinator, self._hello(http_port), self, token=self._token
-        )
+        hello = introduction(self._config, self._incarnation, http_port)
+        self._uplink = Uplink(self._config.coordinator, hello, self, token=self._token)
         for effect in self._core.begin():
             self._start_effect(effect)
         self._driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))
         self._spawn_task(self._uplink.run())
-        self._spawn_task(tick_pages(self._pages, self.put))
+        self._spawn_task(tick_pages(self._pages, self._saw_progress))
+        if self._config.spare:
+            self._warm_up()
         self._spawn_task(self._kernel_log.run())
         self._spawn_task(self._launcher.collect_strays())
         log.info("node %s: API on %s:%d", self._config.node_name, self._config.http_host, http_port)
@@ -174,6 +172,7 @@ class _Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._warm.close()
         if not await self._launcher.close(CLOSE_S_MAX):
             log.error("workers still run; the kernel ends them when this process is gone")
         self._logs.close()
@@ -244,21 +243,6 @@ class _Sidecar:
         if not self._ended.done():
             self._ended.set_result(code)
 
-    def _hello(self, http_port: int) -> Hello:
-        config = self._config
-        return Hello(
-            protocol=PROTOCOL_VERSION,
-            agent_version=agent_version(),
-            job=config.job,
-            node=config.node_name,
-            incarnation=self._incarnation,
-            host=config.host,
-            http_port=http_port,
-            nproc_per_node=config.nproc_per_node,
-            spare=config.spare,
-            labels=config.labels,
-        )
-
     # --- events -----------------------------------------------------------------------------
 
     def put(self, event: Event) -> None:
@@ -275,6 +259,17 @@ class _Sidecar:
         log.error("the coordinator refuses this sidecar: %s", reason)
         command = Shutdown(reason=f"refused by the coordinator: {reason}", exit_code=1)
         self.put(CommandReceived(command=command))
+
+    def _saw_progress(self, event: ProgressObserved) -> None:
+        # After the first step, what the job loads is loaded, and a core can be spared.
+        stepped = any(seen.step is not None for seen in event.ranks)
+        if stepped and not self._warm.begun and any(map(uses_torch, self._launcher.pids())):
+            self._warm_up()
+        self.put(event)
+
+    def _warm_up(self) -> None:
+        if self._config.warm_workers:
+            self._warm.begin(self._config.warm_modules)
 
     def _heard_launcher(self, event: Event) -> None:
         if isinstance(event, WorkerExited):
@@ -371,19 +366,6 @@ class _Sidecar:
     def uplink_connected(self) -> bool:
         """Return whether the coordinator is reached."""
         return self._uplink is not None and self._uplink.connected
-
-
-def _launch_settings(config: NodeConfig, *, sole_parent: bool) -> LaunchSettings:
-    return LaunchSettings(
-        job=config.job,
-        node=config.node_name,
-        nproc=config.nproc_per_node,
-        command=config.worker_command().resolve(),
-        log_dir=Path(config.log_dir).absolute(),
-        socket_path=str(config.socket_path()),
-        inherited=dict(os.environ),
-        sole_parent=sole_parent,
-    )
 
 
 def _level(name: str) -> int:

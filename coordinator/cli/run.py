@@ -116,6 +116,17 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="port of its own API (default: any free one)",
     )
+    node.add_argument(
+        "--no-warm-workers",
+        action="store_true",
+        help="start workers cold: keep no process that has imported torch for them (0.3 GiB)",
+    )
+    node.add_argument(
+        "--warm-module",
+        metavar="MODULE",
+        action="append",
+        help="what to import for warm workers, instead of torch's modules (may be repeated)",
+    )
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -232,6 +243,8 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         token_file=None if args.token_file is None else str(args.token_file),
         module=args.module,
         no_python=args.no_python,
+        warm_workers=not args.no_warm_workers,
+        **({"warm_modules": tuple(args.warm_module)} if args.warm_module else {}),
     )
     try:
         check_node_config(config)

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from scout.progress import ProgressPageError
 from sidecar.api import ExitCause, Start
@@ -37,6 +37,7 @@ from sidecar.workers.processes import (
     reap,
     signal_group,
 )
+from sidecar.workers.warm_pool import WarmPool, WarmStartError
 
 STATE_POLL_S: Final = 0.02
 """Between two looks at workers that were asked to leave, and at orphans that were killed."""
@@ -78,7 +79,8 @@ class Worker:
     rank: int
     pid: int
     files: LogFiles
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
+    """None for a warm worker, which a zygote forked."""
     pidfd: int
 
 
@@ -92,17 +94,26 @@ class _Ending:
 
 
 class Launcher:
-    """The workers of one node.  Every method belongs to the event loop's thread."""
+    """The workers of one node.  Every method belongs to the event loop's thread.
+
+    ``warm`` offers workers that have imported already; ``helpers`` names processes of this
+    sidecar that are no workers and nobody's orphans.
+    """
 
     def __init__(
         self,
         settings: LaunchSettings,
         pages: ProgressPages,
         put: Callable[[LauncherEvent], None],
+        *,
+        warm: WarmPool | None = None,
+        helpers: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self._settings = settings
         self._pages = pages
         self._put = put
+        self._warm = warm
+        self._helpers = helpers
         self._workers: dict[int, Worker] = {}
         self._files: dict[int, dict[int, LogFiles]] = {}
         self._marks: dict[int, str] = {}
@@ -157,6 +168,10 @@ class Launcher:
         """Return the running worker with this process id."""
         return self._workers.get(pid)
 
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of the running workers."""
+        return tuple(self._workers)
+
     def log_files(self, generation: int) -> Mapping[int, LogFiles]:
         """Return local rank -> output files of ``generation``, empty when it never ran here."""
         return self._files.get(generation, {})
@@ -197,32 +212,46 @@ class Launcher:
                 error_file=str(files.error),
                 launch_mark=mark,
             )
-            process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
-                settings.command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=worker_environment(start, place, settings.inherited),
-                start_new_session=True,
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - two system calls, no lock
-            )
-        self._pages.bind(start.generation, local_rank, process.pid)
-        self._remember(process.pid, mark)
+            environment = worker_environment(start, place, settings.inherited)
+            pid, process = self._run(environment, stdout, stderr)
+        self._pages.bind(start.generation, local_rank, pid)
+        self._remember(pid, mark)
         try:
-            pidfd = os.pidfd_open(process.pid)
+            pidfd = os.pidfd_open(pid)
         except OSError:
-            process.kill()
-            process.wait()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
             raise
         return Worker(
             generation=start.generation,
             local_rank=local_rank,
             rank=rank,
-            pid=process.pid,
+            pid=pid,
             files=files,
             process=process,
             pidfd=pidfd,
         )
+
+    def _run(
+        self, environment: Mapping[str, str], stdout: BinaryIO, stderr: BinaryIO
+    ) -> tuple[int, subprocess.Popen[bytes] | None]:
+        """Start one worker, warm if that is offered."""
+        if self._warm is not None and self._warm.ready:
+            try:
+                outputs = (stdout.fileno(), stderr.fileno())
+                return self._warm.fork(environment, outputs, str(Path.cwd())), None
+            except WarmStartError as error:
+                _LOG.warning("a worker starts cold: %s", error)
+        process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+            self._settings.command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - two system calls, no lock
+        )
+        return process.pid, process
 
     def _remember(self, pid: int, mark: str) -> None:
         self._marks.pop(pid, None)
@@ -232,7 +261,9 @@ class Launcher:
 
     def _abandon(self, worker: Worker) -> None:
         signal_group(worker.pid, signal.SIGKILL)
-        worker.process.wait()
+        os.kill(worker.pid, signal.SIGKILL)  # a warm one may not lead its group yet
+        os.waitpid(worker.pid, 0)
+        _settled(worker, 0)
         os.close(worker.pidfd)
 
     # --- hearing --------------------------------------------------------------------------
@@ -252,7 +283,7 @@ class Launcher:
         os.close(worker.pidfd)
         del self._workers[pid]
         cause = exit_cause(status)
-        worker.process.returncode = -(cause.signal or 0) or (cause.code or 0)
+        _settled(worker, -(cause.signal or 0) or (cause.code or 0))
         if self._ending is not None:
             self._ending.changed.set()
         self._put(
@@ -306,10 +337,16 @@ class Launcher:
         workers = self._workers.values()
         return Family(
             marks=dict(self._marks),
-            running=frozenset(w.pid for w in workers),
+            running=frozenset(w.pid for w in workers) | self._helpers(),
             keep=frozenset(w.pid for w in workers if w.generation > ended_generation),
             sole_parent=self._settings.sole_parent,
         )
+
+
+def _settled(worker: Worker, returncode: int) -> None:
+    """Tell the standard library that the process was waited for."""
+    if worker.process is not None:
+        worker.process.returncode = returncode
 
 
 async def _changed(ending: _Ending, wait_s: float) -> None:

@@ -110,6 +110,14 @@ def carries_mark(pid: int, name: str, marks: Iterable[str]) -> bool:
     return not wanted.isdisjoint(environ.split(b"\0"))
 
 
+def uses_torch(pid: int) -> bool:
+    """Return whether ``pid`` has torch's library loaded."""
+    try:
+        return b"libtorch" in Path(f"/proc/{pid}/maps").read_bytes()
+    except OSError:
+        return False
+
+
 def signal_process(info: ProcessInfo, number: signal.Signals) -> None:
     """Signal exactly the process in ``info``; a later owner of its pid is left alone."""
     with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,62 @@
+"""What a sidecar is made from: its configuration turned into what each part is told once."""
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+from sidecar.agent import AgentConfig
+from sidecar.api import PROTOCOL_VERSION, Hello
+from sidecar.config import NodeConfig
+from sidecar.workers.launcher import LaunchSettings
+
+
+class SidecarError(Exception):
+    """The sidecar cannot start; the text says why and what to do."""
+
+
+def agent_version() -> str:
+    """Return the installed distribution's version, or ``unknown`` in a bare source tree."""
+    try:
+        return metadata.version("outrider")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def agent_config(config: NodeConfig, incarnation: str) -> AgentConfig:
+    """Return what the core is told."""
+    return AgentConfig(
+        job=config.job,
+        node=config.node_name,
+        incarnation=incarnation,
+        nproc_per_node=config.nproc_per_node,
+    )
+
+
+def introduction(config: NodeConfig, incarnation: str, http_port: int) -> Hello:
+    """Return how the node presents itself to the coordinator."""
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        agent_version=agent_version(),
+        job=config.job,
+        node=config.node_name,
+        incarnation=incarnation,
+        host=config.host,
+        http_port=http_port,
+        nproc_per_node=config.nproc_per_node,
+        spare=config.spare,
+        labels=config.labels,
+    )
+
+
+def launch_settings(config: NodeConfig, *, sole_parent: bool) -> LaunchSettings:
+    """Return what the launcher is told.  Raises `sidecar.workers.command.CommandError`."""
+    return LaunchSettings(
+        job=config.job,
+        node=config.node_name,
+        nproc=config.nproc_per_node,
+        command=config.worker_command().resolve(),
+        log_dir=Path(config.log_dir).absolute(),
+        socket_path=str(config.socket_path()),
+        inherited=dict(os.environ),
+        sole_parent=sole_parent,
+    )
