@@ -4,16 +4,19 @@ Decides when enough was seen to judge.  Absence is evidence too: a node that doe
 before the deadline is judged by its silence.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.incidents import Finding
+from coordinator.incidents import Finding, NodeFault
 from scout.clock import Instant
 from scout.hang import RankSnapshot
 from sidecar.api import FaultKind, ProgressReport
 
 _SELF_EVIDENT = frozenset({FaultKind.GPU_FATAL, FaultKind.NODE_LOST, FaultKind.OPERATOR})
 """Findings that no later report can overturn."""
+_DEADLY_SIGNALS = frozenset({4, 7, 8, 9, 11})
+"""SIGILL, SIGBUS, SIGFPE, SIGKILL and SIGSEGV.  Losing a peer ends nobody this way, while an
+abort (SIGABRT) is also how a watchdog ends the peers of the one that broke."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,12 +51,19 @@ class Round:
         """Return True when nobody is left to wait for, or waiting has lasted long enough."""
         return now >= self.deadline or all(node in self.replies for node in expected)
 
-    def settled(self, finding: Finding, now: Instant) -> bool:
+    def settled(self, finding: Finding, faults: Sequence[NodeFault], now: Instant) -> bool:
         """Return True when further reports would change nothing, or had their time."""
         if now >= self.settle_until:
             return True
         culprit = finding.culprit
-        return culprit is not None and culprit.kind in _SELF_EVIDENT
+        if culprit is None:
+            return False
+        return culprit.kind in _SELF_EVIDENT or any(
+            fault.report.exit is not None
+            and fault.report.exit.signal in _DEADLY_SIGNALS
+            and fault.report.rank == culprit.rank
+            for fault in faults
+        )
 
     def next_deadline(self, now: Instant) -> Instant:
         """Return when to look again."""

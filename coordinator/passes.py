@@ -216,7 +216,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     incident = replace(incident, snapshots=snapshots, log_tails=asked.log_tails())
     finding = _judge(desk, incident)
     stall_only = desk.memory.stall_only
-    if not stall_only and not asked.settled(finding, now):
+    if not stall_only and not asked.settled(finding, incident.faults, now):
         return effects
     desk.round = None
     stall_ns = seconds(desk.settings.stall_timeout_s)
