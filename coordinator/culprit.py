@@ -159,7 +159,7 @@ def _stall(case: FaultCase) -> Finding | None:
             found = case.nobody(verdict.why)
             return _with_evidence(found, verdict.evidence)
         case Agree() if stalls and not crashed:
-            why = f"{say(stalls[0], case)}, but no rank is behind the others"
+            why = f"{say(stalls[0], case)}, but {verdict.why or 'no rank is behind the others'}"
             return _with_evidence(case.nobody(why, "agree"), verdict.evidence)
     return None
 

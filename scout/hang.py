@@ -4,248 +4,119 @@ Input is what each node could see of its ranks from outside the training thread;
 `Verdict`.  It knows nothing of sockets, restarts or time-outs: whoever calls it has already
 decided that progress stopped.
 
-Evidence is asked in order of strength, and the first that names somebody ends the questions:
-what the machine itself says of a process, then who went silent while most beat, then who has not
-entered the collective that the others wait in.
+Questions are asked in order of strength, and the first that names somebody ends them:
+
+- what the machine itself says of a process (direct);
+- who is in another collective than the strict majority of its group (symmetric);
+- who is waited for and waits for nobody, over all groups (causal);
+- who went silent while a strict majority beats, or hangs in a stage that most are clear of
+  (symmetric).
+
+A rank that others wait for is guilty only when it is overdue by its own limit: the one that was
+declared for its phase, that its node has learned, or else the job's.  Until then waiting for it
+is what the others should do.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeAlias
 
 from scout.clock import SECOND
 from scout.consensus import exact
+from scout.desync import desync
+from scout.direct import judge_machines
+from scout.roots import judge_roots, rightly_waited_for
+from scout.scene import Scene, positions_of, presence, silence_ns, vector
+from scout.snapshot import GroupPosition, Phase, RankSnapshot, doing, is_overdue, place
+from scout.stages import stalled_stage
 from scout.verdict import Agree, Attributed, Basis, Evidence, Inconclusive, Verdict
 
-SILENCE_NS_MIN: Final = SECOND
-"""A beat comes every 0.1 s; ten missed in a row are no scheduling delay."""
-
-_SEEN: Final[Mapping[str, str]] = {
-    "T": "its process is stopped by a signal",
-    "t": "its process is stopped by a debugger",
-    "D": "its process waits in the kernel and cannot be interrupted",
-    "Z": "its process is dead and not collected",
-    "X": "its process is gone",
-}
-
-
-class Phase(IntEnum):
-    """What a rank was doing when it last published progress."""
-
-    UNKNOWN = 0
-    DATA = 1
-    FORWARD = 2
-    BACKWARD = 3
-    OPTIMIZER = 4
-    COLLECTIVE = 5
-    CHECKPOINT = 6
-    EVALUATE = 7
-    COMPILE = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPosition:
-    """How far one rank got in one process group.
-
-    ``name`` is the same on every member, ``ranks`` are its members' global ranks, ascending.
-    ``seq`` counts the collectives that the rank entered in this group; ``fingerprint`` digests
-    what the last of them was (operation, type, shape, root), 0 when not known, and ``op`` names
-    it.  ``inside`` says that the rank has entered it and not come out.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    seq: int
-    fingerprint: int = 0
-    op: str = ""
-    inside: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSnapshot:
-    """One rank as its node sees it.  None is "not known", never "fine".
-
-    ``step`` counts completed optimizer steps of this process's generation's training run as the
-    page reports them; ``collective_seq`` is the default process group's sequence number.
-    ``progress_age_ns`` and ``heartbeat_age_ns`` are ages at the moment of the snapshot;
-    ``process_state`` is the letter of ``/proc/<pid>/stat`` (``T`` stopped, ``D`` uninterruptible,
-    ``Z`` zombie) or ``X`` when the process is gone.  ``phase_limit_ns`` is how long the script
-    declared that this phase may last, ``phase_started_age_ns`` how long ago it began.  ``groups``
-    are the process groups that the rank is a member of.
-    """
-
-    rank: int
-    node: str
-    local_rank: int
-    step: int | None = None
-    phase: Phase = Phase.UNKNOWN
-    collective_seq: int | None = None
-    progress_age_ns: int | None = None
-    heartbeat_age_ns: int | None = None
-    process_state: str | None = None
-    phase_limit_ns: int | None = None
-    phase_started_age_ns: int | None = None
-    groups: tuple[GroupPosition, ...] = ()
+__all__ = ["GroupPosition", "Phase", "RankSnapshot", "judge"]
 
 
 def judge(snapshots: Sequence[RankSnapshot], electorate: Collection[int], stall_ns: int) -> Verdict:
     """Name whoever holds the others up, from one snapshot of every rank.
 
     ``stall_ns`` is the silence of progress that led to the question.  `Agree` means that every
-    rank still makes progress.  Ranks outside the electorate are not looked at.
+    rank makes progress, or waits for one that does or may still take its time.  Ranks outside
+    the electorate are not looked at.
     """
-    members = sorted(set(electorate))
-    known = {it.rank: it for it in snapshots if it.rank in members}
-    ranks = [known[rank] for rank in members if rank in known]
-    absent = tuple(rank for rank in members if rank not in known)
-    if not ranks:
-        return Inconclusive(why="no rank could be looked at")
-    if all(_progresses(it, stall_ns) for it in ranks):
-        if not absent:
+    scene = Scene.of(snapshots, electorate, stall_ns)
+    if not scene.ranks:
+        return Inconclusive(why="no rank could be looked at", evidence=presence(scene))
+    if not any(is_overdue(it, stall_ns) for it in scene.ranks):
+        if not scene.absent:
             return Agree()
-        evidence = (Evidence(surface="presence", ranks=absent, detail="no answer"),)
-        return Inconclusive(why="every rank that answered makes progress", evidence=evidence)
-    positions = _positions(ranks)
-    direct = _direct(ranks, absent, positions, stall_ns)
-    if direct:
-        return _attribute_direct(direct, len(members))
-    silent = _silent(ranks, members, stall_ns)
-    return silent or _behind(ranks, positions, stall_ns)
+        why = "every rank that answered makes progress"
+        return Inconclusive(why=why, evidence=presence(scene))
+    return judge_machines(scene) or _compared(scene)
 
 
-_Position = tuple[int, int]
+# --- what comparing says --------------------------------------------------------------------
 
 
-def _progresses(it: RankSnapshot, stall_ns: int) -> bool:
-    return it.progress_age_ns is not None and it.progress_age_ns < stall_ns
+def _compared(scene: Scene) -> Verdict:
+    """Ask one question after the other; the first reason for naming nobody is kept."""
+    grouped = any(it.groups for it in scene.ranks)
+    unclear: Inconclusive | None = None
+    for question in _BY_GROUP if grouped else _BY_ONE_NUMBER:
+        answer = question(scene)
+        match answer:
+            case Attributed() if 2 * len(answer.ranks) > max(len(scene.members), 2):
+                why = f"{len(answer.ranks)} of {len(scene.members)} ranks alike: {answer.why}"
+                unclear = unclear or Inconclusive(why=why, evidence=answer.evidence)
+            case Attributed() | Agree():
+                return answer
+            case Inconclusive():
+                unclear = unclear or answer
+    return unclear or _together(scene)
 
 
-def _is_stuck(it: RankSnapshot, stall_ns: int) -> bool:
-    """A rank that held the others up stopped no later than they did, give or take a step.
-
-    Half of ``stall_ns`` is that allowance: the ages of a hang differ by the length of a step.
-    """
-    return it.progress_age_ns is None or 2 * it.progress_age_ns >= stall_ns
+def _other_collective(scene: Scene) -> Verdict | None:
+    return desync(it for it in scene.ranks if it.rank in scene.stuck)
 
 
-# --- what the machine says ------------------------------------------------------------------
-
-
-def _direct(
-    ranks: Sequence[RankSnapshot],
-    absent: tuple[int, ...],
-    positions: Mapping[int, _Position],
-    stall_ns: int,
-) -> tuple[Evidence, ...]:
-    """Return one piece of evidence for each rank that its machine convicts."""
-    found = [
-        Evidence(surface="process", ranks=(it.rank,), detail=f"{_SEEN[state]}, {_place(it)}")
-        for it in ranks
-        if (state := it.process_state) in _SEEN
-        and state is not None
-        and (state != "D" or _may_be_waited_for(it, positions, stall_ns))
-    ]
-    found += [
-        Evidence(surface="presence", ranks=(rank,), detail="its node gave no answer about it")
-        for rank in absent
-    ]
-    return tuple(sorted(found, key=lambda it: it.ranks))
-
-
-def _may_be_waited_for(it: RankSnapshot, positions: Mapping[int, _Position], stall_ns: int) -> bool:
-    """Waiting in the kernel can be a moment of an innocent rank's life: two things clear it."""
-    mine = positions.get(it.rank)
-    is_ahead = mine is not None and min(positions.values()) < mine
-    return _is_stuck(it, stall_ns) and not is_ahead
-
-
-def _attribute_direct(evidence: tuple[Evidence, ...], members: int) -> Verdict:
-    ranks = tuple(rank for it in evidence for rank in it.ranks)
-    if 2 * len(ranks) > max(members, 2):
-        why = f"{len(ranks)} of {members} ranks stopped or vanished: the cause is common to them"
-        return Inconclusive(why=why, evidence=evidence)
-    first = evidence[0]
-    more = f" (and {len(ranks) - 1} more)" if len(ranks) > 1 else ""
-    return Attributed(
-        ranks=ranks,
-        basis=Basis.DIRECT,
-        why=f"rank {first.ranks[0]}: {first.detail}{more}",
-        evidence=evidence,
-    )
-
-
-# --- who went silent ------------------------------------------------------------------------
-
-
-def _silent(
-    ranks: Sequence[RankSnapshot], members: Sequence[int], stall_ns: int
-) -> Attributed | None:
+def _silent(scene: Scene) -> Attributed | None:
     """Return who stopped beating while a strict majority beats.
 
     A rank of which no beat was ever seen is not known to be silent, and is never named for it.
     """
-    limit = max(SILENCE_NS_MIN, stall_ns // 2)
+    heard = [it for it in scene.ranks if it.heartbeat_age_ns is not None]
     beats = {
-        it.rank: "beats"
-        for it in ranks
-        if it.heartbeat_age_ns is not None and it.heartbeat_age_ns <= limit
+        it.rank: "beats" for it in heard if (it.heartbeat_age_ns or 0) <= silence_ns(it, scene)
     }
-    verdict = exact(beats, members, "heartbeat")
-    quiet = [
-        it
-        for it in ranks
-        if it.heartbeat_age_ns is not None
-        and it.heartbeat_age_ns > limit
-        and _is_stuck(it, stall_ns)
-    ]
+    verdict = exact(beats, scene.members, "heartbeat")
+    quiet = [it for it in heard if it.rank not in beats and it.rank in scene.stuck]
     if not isinstance(verdict, Attributed) or not quiet:
         return None
     evidence = tuple(
         Evidence(
             surface="heartbeat",
             ranks=(it.rank,),
-            detail=f"silent for {(it.heartbeat_age_ns or 0) / SECOND:.1f} s, {_place(it)}",
+            detail=f"silent for {(it.heartbeat_age_ns or 0) / SECOND:.1f} s, {place(it)}",
         )
         for it in quiet
     )
     return Attributed(
         ranks=tuple(it.rank for it in quiet),
         basis=Basis.MAJORITY,
-        why=f"{len(beats)} of {len(members)} ranks beat, rank {quiet[0].rank} is "
+        why=f"{len(beats)} of {len(scene.members)} ranks beat, rank {quiet[0].rank} is "
         + evidence[0].detail,
         evidence=evidence,
     )
 
 
-# --- who is waited for ----------------------------------------------------------------------
+def _in_stage(scene: Scene) -> Attributed | None:
+    overdue = [it.rank for it in scene.ranks if is_overdue(it, scene.stall_ns)]
+    return stalled_stage(scene.ranks, scene.members, overdue)
 
 
-def _positions(ranks: Sequence[RankSnapshot]) -> dict[int, _Position]:
-    """Return how far each rank got: collectives entered, then steps completed.
+def _behind(scene: Scene) -> Verdict | None:
+    """Return who has not entered what the others wait in, where ranks tell one number each.
 
-    The collective comes first because every rank counts it alike, while a step is counted from
-    wherever the rank's script began.  What not every rank tells orders nobody.
+    A lowest position that half of the ranks share says only that the job split.
     """
-    by_collective = all(it.collective_seq is not None for it in ranks)
-    by_step = all(it.step is not None for it in ranks)
-    if by_collective:
-        return {it.rank: (it.collective_seq or 0, (it.step or 0) * by_step) for it in ranks}
-    return {it.rank: (0, it.step or 0) for it in ranks} if by_step else {}
-
-
-def _behind(
-    ranks: Sequence[RankSnapshot], positions: Mapping[int, _Position], stall_ns: int
-) -> Attributed | Inconclusive:
-    """Return who has not entered what the others wait in.
-
-    A rank inside a collective waits for every member that has not entered it, so the ranks at
-    the lowest position wait for nobody.  This is causal evidence and needs no majority, but a
-    lowest position that half of the ranks share says only that the job split.
-    """
-    evidence = tuple(
-        Evidence(surface="position", ranks=(it.rank,), detail=_place(it)) for it in ranks
-    )
+    ranks, positions = scene.ranks, positions_of(scene.ranks)
+    evidence = vector(scene)
     if not positions:
         untold = ", ".join(str(it.rank) for it in ranks if it.collective_seq is None)
         why = f"the position of some ranks is unknown ({untold})"
@@ -253,29 +124,50 @@ def _behind(
     lowest = min(positions.values())
     last = [it for it in ranks if positions[it.rank] == lowest]
     if len(last) == len(ranks):
-        why = f"every rank stopped at the same position ({_place(ranks[0])})"
-        return Inconclusive(why=why, evidence=evidence)
+        return None
     if len(last) > 1 and 2 * len(last) >= len(ranks):
-        why = f"{len(last)} of {len(ranks)} ranks share the lowest position ({_place(last[0])})"
+        why = f"{len(last)} of {len(ranks)} ranks share the lowest position ({place(last[0])})"
         return Inconclusive(why=why, evidence=evidence)
-    moving = [it.rank for it in last if not _is_stuck(it, stall_ns)]
-    if moving:
-        why = f"rank {moving[0]} is behind the others but still makes progress"
-        return Inconclusive(why=why, evidence=evidence)
+    patient = [it for it in last if it.rank not in scene.stuck]
+    if patient:
+        return rightly_waited_for(patient[0], scene, evidence)
     ahead = next(it for it in ranks if positions[it.rank] != lowest)
     named = ", ".join(str(it.rank) for it in last)
     return Attributed(
         ranks=tuple(it.rank for it in last),
         basis=Basis.CAUSAL,
-        why=f"the others wait for rank {named}: it is at {_place(last[0])}, "
-        f"rank {ahead.rank} at {_place(ahead)}",
+        why=f"the others wait for rank {named}: it is at {place(last[0])}, "
+        f"rank {ahead.rank} at {place(ahead)}",
         evidence=evidence,
     )
 
 
-def _place(it: RankSnapshot) -> str:
-    """Say where a rank stopped, in words."""
-    step = "no step yet" if it.step is None else f"step {it.step}"
-    collective = "" if it.collective_seq is None else f", collective {it.collective_seq}"
-    phase = "" if it.phase is Phase.UNKNOWN else f", last seen in {it.phase.name.lower()}"
-    return step + collective + phase
+def _behind_in_one_group(scene: Scene) -> Verdict | None:
+    """Steps order ranks that all share one group; in many groups they run apart on purpose."""
+    groups = {(group.name, group.ranks) for it in scene.ranks for group in it.groups}
+    return _behind(scene) if len(groups) == 1 else None
+
+
+def _together(scene: Scene) -> Inconclusive:
+    """Say what is common to ranks of which none stands out."""
+    ranks, positions = scene.ranks, positions_of(scene.ranks)
+    where = "at the same position" if len(set(positions.values())) == 1 else "and none stands out"
+    why = f"every rank stopped {where} ({place(ranks[0])})"
+    phases = {it.phase for it in ranks}
+    inside = {(g.op, g.seq, g.name) for it in ranks for g in it.groups if g.inside}
+    if len(inside) == 1 and all(any(g.inside for g in it.groups) for it in ranks):
+        why += "; all of them are inside the same collective: look at the network"
+    elif len(phases) == 1 and not phases & {Phase.UNKNOWN, Phase.COLLECTIVE}:
+        why += f"; all of them are {doing(phases.pop())}: look at what they share, such as storage"
+    return Inconclusive(why=why, evidence=vector(scene))
+
+
+_Question: TypeAlias = Callable[[Scene], Verdict | None]
+_BY_GROUP: Final[tuple[_Question, ...]] = (
+    _other_collective,
+    judge_roots,
+    _silent,
+    _behind_in_one_group,
+    _in_stage,
+)
+_BY_ONE_NUMBER: Final[tuple[_Question, ...]] = (_silent, _behind, _in_stage)

@@ -32,8 +32,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agree:
-    """Every member of the electorate answered, and all answers satisfy the comparison rule."""
+    """Every member of the electorate answered, and all answers satisfy the comparison rule.
 
+    ``why`` says so where more is to be said, such as what the others rightly wait for.
+    """
+
+    why: str = ""
     evidence: tuple[Evidence, ...] = ()
 
 
