@@ -33,6 +33,7 @@ from sidecar.events import (
     KillWorkers,
     LogFinding,
     PortReserved,
+    ProcessNote,
     ProgressObserved,
     Quit,
     Reply,
@@ -59,11 +60,7 @@ from sidecar.findings import (
 from sidecar.lifecycle import PROCESS_RESTART, TransitionTable, Trigger, advance
 from sidecar.ranks import Worker
 from sidecar.worker_talk import hear
-from worker_shim.messages import (
-    Refusal,
-    SidecarReply,
-    most_severe,
-)
+from worker_shim.messages import Refusal, SidecarReply, most_severe
 
 STOP_FORCED_AFTER: Final = Duration(5 * SECOND)
 """Time beyond the grace period after which a stop that has not ended is repeated with SIGKILL."""
@@ -181,6 +178,11 @@ class AgentCore:
                 return []
             case HardwareFinding():
                 return self._hardware_finding(event, now)
+            case ProcessNote():
+                ranks = {worker.pid: local for local, worker in self._workers.items()}
+                if (late := self._findings.note(event, ranks)) is not None:
+                    self._fault(late, now)
+                return []
             case ProgressObserved():
                 return self._progress(event, now)
             case InspectionTaken():

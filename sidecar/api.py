@@ -61,11 +61,15 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitCause:
-    """How a worker process ended: exactly one of ``code`` and ``signal`` is set."""
+    """How a worker process ended: exactly one of ``code`` and ``signal`` is set.
+
+    ``by`` names who sent the signal, where that is known (the kernel's OOM killer, for instance).
+    """
 
     code: int | None = None
     signal: int | None = None
     core_dumped: bool = False
+    by: str = ""
 
     @property
     def clean(self) -> bool:
@@ -74,7 +78,8 @@ class ExitCause:
 
     def __str__(self) -> str:
         if self.signal is not None:
-            return f"signal {self.signal}" + (" (core dumped)" if self.core_dumped else "")
+            sender = f" from {self.by}" if self.by else ""
+            return f"signal {self.signal}{sender}" + (" (core dumped)" if self.core_dumped else "")
         return f"exit code {self.code}"
 
 

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from sidecar.hardware.xid import normalise_pci
+from sidecar.hardware.catalogue import CODE_MAX, XidOverride
+from sidecar.hardware.pci import normalise_pci
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
 from sidecar.workers.warm_pool import DEFAULT_MODULES
@@ -48,7 +49,8 @@ class NodeConfig(
     ``coordinator`` is the URL to dial.  ``host`` is the address other nodes reach this one at;
     ``httpHost`` and ``httpPort`` (0: any free one) are where the node's own API listens.
     ``runDir`` holds the workers' socket.  ``kernelLog`` is a file to follow instead of
-    ``/dev/kmsg``; ``gpus`` names devices where NVML cannot.  ``tokenFile`` holds the bearer token
+    ``/dev/kmsg``; ``gpus`` names devices where NVML cannot; ``xids`` replaces severity or
+    action of a code in the shipped catalogue.  ``tokenFile`` holds the bearer token
     that guards the API and is shown to the coordinator.  ``warmWorkers`` keeps a process that has
     imported ``warmModules`` (torch's own by default), from which a restart forks its workers.
     """
@@ -67,6 +69,7 @@ class NodeConfig(
     run_dir: str = ".outrider/run"
     kernel_log: str | None = None
     gpus: tuple[GpuAddress, ...] = ()
+    xids: dict[Annotated[int, msgspec.Meta(ge=1, le=CODE_MAX)], XidOverride] = {}
     token_file: str | None = None
     module: bool = False
     no_python: bool = False

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -40,7 +41,8 @@ from sidecar.events import (
     WorkerExited,
     WorkersGone,
 )
-from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
+from sidecar.hardware.catalogue import shipped
+from sidecar.hardware.kernel_log import KMSG, KernelLogCounters, KernelLogWatcher
 from sidecar.hardware.nvml import list_gpus
 from sidecar.logs.tail import LogWatcher
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
@@ -56,7 +58,7 @@ from sidecar.workers.ipc_server import SocketPathError, WorkerServer
 from sidecar.workers.launcher import Launcher
 from sidecar.workers.pages import ProgressPages, tick_pages
 from sidecar.workers.ports import PortError, ReservedPort, reserve_port
-from sidecar.workers.processes import uses_torch
+from sidecar.workers.processes import ancestors, uses_torch
 from sidecar.workers.warm_pool import WarmPool
 
 __all__ = ["SidecarError", "run_sidecar"]
@@ -69,6 +71,9 @@ LEAVE_S_MAX: Final = 15.0
 """A shutdown ends within this; the core's own limit for its workers is shorter."""
 CLOSE_S_MAX: Final = 5.0
 """Longest wait for the last process of a worker at the very end."""
+CURSOR_NAME: Final = "kernel-log.json"
+KERNEL_SIGNALS: Final = (signal.SIGKILL, signal.SIGBUS)
+"""What the kernel ends a process with when memory is gone or broken."""
 FAREWELL_S_MAX: Final = 1.0
 """Longest wait for the last status to leave."""
 
@@ -125,7 +130,14 @@ class _Sidecar:
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs = LogWatcher(self.put, monotonic)
         kernel_log = KMSG if config.kernel_log is None else Path(config.kernel_log)
-        self._kernel_log = KernelLogWatcher(kernel_log, gpus, self.put)
+        self._kernel_log = KernelLogWatcher(
+            kernel_log,
+            gpus,
+            self.put,
+            catalogue=shipped().with_overrides(config.xids),
+            cursor=socket_path.with_name(CURSOR_NAME),
+            owner=self._local_rank_of,
+        )
         exposition = Exposition(NodeCollector(config.job, agent_version(), self, time.time))
         self.metrics = exposition.text
         self._api = ApiServer(
@@ -275,10 +287,18 @@ class _Sidecar:
         if isinstance(event, WorkerExited):
             self.counters.exited(event.cause, asked_for=self._stopping)
             log.info("local rank %d ended with %s", event.local_rank, event.cause)
+            if event.cause.signal in KERNEL_SIGNALS and not self._stopping:
+                self._kernel_log.after_catching_up(lambda: self.put(event))
+                return
         elif isinstance(event, WorkersGone):
             self._stopping = False
             self._logs.stop()
         self.put(event)
+
+    def _local_rank_of(self, pid: int) -> int | None:
+        """Return whose worker, or whose worker's child, a process is."""
+        workers = map(self._launcher.worker_of, ancestors(pid))
+        return next((worker.local_rank for worker in workers if worker is not None), None)
 
     # --- effects ----------------------------------------------------------------------------
 
@@ -298,8 +318,9 @@ class _Sidecar:
 
     def _inspect(self, effect: TakeInspection) -> None:
         ranks = self._pages.ranks()
+        said = self._kernel_log.recent(monotonic())
         tails = {
-            str(ranks[local_rank]): lines
+            str(ranks[local_rank]): (*lines, *said)
             for local_rank, lines in self._logs.tails().items()
             if local_rank in ranks
         }
@@ -354,10 +375,9 @@ class _Sidecar:
         """Return lines read, and matches by rule."""
         return self._logs.counters.lines, self._logs.counters.rule_matches
 
-    def xid_counters(self) -> Mapping[str, int]:
-        """Return Xid records by severity."""
-        xids = self._kernel_log.counters.xids
-        return {severity.value: count for severity, count in xids.items()}
+    def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
+        """Return what the kernel's log held, and the GPUs that are known."""
+        return self._kernel_log.counters, self._kernel_log.gpus
 
     def kernel_log_available(self) -> bool:
         """Return whether there is a kernel log to read."""

@@ -91,6 +91,22 @@ class HardwareFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNote:
+    """The kernel says why a process of this node ended, or why it does not go on.
+
+    ``local_rank`` is the one whose worker or whose worker's child it is, None when that is not
+    known.  ``killer`` names who sent the signal, where the kernel itself did.
+    """
+
+    pid: int
+    local_rank: int | None
+    reason: str
+    message: str
+    line: str
+    killer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressObserved:
     """One tick over this node's progress pages."""
 
@@ -130,6 +146,7 @@ Event: TypeAlias = (
     | WorkerSpoke
     | LogFinding
     | HardwareFinding
+    | ProcessNote
     | ProgressObserved
     | InspectionTaken
     | PortReserved

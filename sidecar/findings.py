@@ -10,11 +10,13 @@ from typing import Final
 
 from scout.clock import Instant, since
 from sidecar.api import FaultKind, FaultReport, Scope
-from sidecar.events import HardwareFinding, LogFinding, WorkerExited
+from sidecar.events import HardwareFinding, LogFinding, ProcessNote, WorkerExited
 from worker_shim.messages import JobFault
 
 FAULTS_MAX: Final = 64
 """Findings kept of each sort.  The first ones convict; later ones repeat."""
+NOTES_MAX: Final = 64
+"""What the kernel said of this generation's processes; the newest are kept."""
 
 _LOG_REASONS: Final[Mapping[FaultKind, str]] = {
     FaultKind.LOG_RULE: "LogFault",
@@ -29,16 +31,29 @@ class _Fault:
     report: FaultReport
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noted:
+    """What the kernel said of a worker (``own``) or of a process that a worker started."""
+
+    local_rank: int
+    own: bool
+    note: ProcessNote
+
+
 @dataclass(slots=True)
 class Findings:
     """The node's faults, hardware first, each with the instant it happened."""
 
     _workers: list[_Fault] = field(default_factory=list)
     _hardware: list[_Fault] = field(default_factory=list)
+    _notes: list[_Noted] = field(default_factory=list)
     _ids: int = 0
 
     def add(self, report: FaultReport, at: Instant) -> bool:
         """Keep ``report`` under a fresh id.  Returns False when there is no room left."""
+        if report.kind is FaultKind.CRASH and not (report.exit and report.exit.by):
+            for noted in self._notes:
+                report = explained(report, noted)
         kept = self._hardware if report.kind is FaultKind.GPU_FATAL else self._workers
         if len(kept) >= FAULTS_MAX:
             return False
@@ -46,9 +61,27 @@ class Findings:
         kept.append(_Fault(at, replace(report, fault_id=self._ids)))
         return True
 
+    def note(self, note: ProcessNote, ranks: Mapping[int | None, int]) -> FaultReport | None:
+        """Keep what the kernel said of a process; ``ranks`` maps workers' pids to local ranks.
+
+        Returns the report that says so of a crash which was told before, if it says who did it.
+        """
+        local_rank = ranks.get(note.pid, note.local_rank)
+        if local_rank is None:
+            return None
+        noted = _Noted(local_rank=local_rank, own=note.pid in ranks, note=note)
+        self._notes = [*self._notes, noted][-NOTES_MAX:]
+        told = [fault.report for fault in self._workers if fault.report.kind is FaultKind.CRASH]
+        for report in told:
+            if report.exit is not None and report.exit.by and report.local_rank == local_rank:
+                return None
+        again = (explained(report, noted) for report in told)
+        return next((one for one in again if one.exit is not None and one.exit.by), None)
+
     def clear(self) -> None:
         """Forget what belonged to the generation that ended."""
         self._workers.clear()
+        self._notes.clear()
 
     def reports(self, now: Instant) -> tuple[FaultReport, ...]:
         """Return every fault with its age at ``now``."""
@@ -72,6 +105,23 @@ def crash(event: WorkerExited, rank: int, step: int | None) -> FaultReport:
         step=step,
         exit=event.cause,
         evidence=event.last_lines,
+    )
+
+
+def explained(report: FaultReport, noted: _Noted) -> FaultReport:
+    """Return a crash with what the kernel said of it, if it is about the same worker."""
+    if report.local_rank != noted.local_rank or report.exit is None:
+        return report
+    # The worker's own last line stays last: it is the one that a sentence quotes.
+    report = replace(report, evidence=(f"kernel: {noted.note.message}", *report.evidence))
+    if not (noted.own and noted.note.killer and report.exit is not None and report.exit.signal):
+        return report
+    cause = replace(report.exit, by=noted.note.killer)
+    return replace(
+        report,
+        exit=cause,
+        reason=noted.note.reason,
+        message=f"{report.message}, sent by {noted.note.killer}",
     )
 
 

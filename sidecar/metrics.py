@@ -16,6 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sidecar.api import AgentState, ExitCause, FaultKind, StatusReport
+from sidecar.hardware.kernel_events import KernelKind
+from sidecar.hardware.kernel_log import KernelLogCounters
+from sidecar.hardware.xid import FATAL_CODES
 from sidecar.workers.ipc_server import ERROR_KINDS
 from worker_shim.messages import WORKER_MESSAGES
 
@@ -23,6 +26,12 @@ JOB: Final = "training_job"
 _Values: TypeAlias = dict[tuple[str, ...], float]
 EXIT_REASONS: Final = ("clean", "error", "signal", "stopped")
 """``stopped`` is an exit that this sidecar asked for."""
+OTHER_XID: Final = "other"
+XIDS_SHOWN: Final = (*map(str, sorted(FATAL_CODES)), OTHER_XID)
+OTHER_KINDS: Final = tuple(
+    kind for kind in KernelKind if kind not in (KernelKind.XID, KernelKind.LOG_GAP)
+)
+"""Kinds of kernel lines that have no counter of their own."""
 
 
 @dataclass(slots=True)
@@ -68,8 +77,8 @@ class NodeSources(Protocol):
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         """Return lines read, and matches by rule."""
 
-    def xid_counters(self) -> Mapping[str, int]:
-        """Return Xid records by severity."""
+    def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
+        """Return what the kernel's log held, and the GPUs that are known."""
 
     def kernel_log_available(self) -> bool:
         """Return whether there is a kernel log to read."""
@@ -198,12 +207,7 @@ class NodeCollector(Collector):
         yield self._counter(
             "outrider_log_rule_matches", "Log lines that a rule matched.", "rule", matches
         )
-        yield self._counter(
-            "outrider_xid_records",
-            "GPU error records in the kernel log.",
-            "severity",
-            sources.xid_counters(),
-        )
+        yield from self._kernel_log()
         for name, text, value in (
             ("outrider_log_lines", "Lines of worker output that were judged.", lines),
             (
@@ -215,6 +219,38 @@ class NodeCollector(Collector):
             total = CounterMetricFamily(name, text, labels=(JOB,))
             total.add_metric((self._job,), value)
             yield total
+
+    def _kernel_log(self) -> Iterator[Metric]:
+        kernel, gpus = self._sources.kernel_log_counters()
+        yield self._counter(
+            "outrider_xid_records",
+            "GPU error records in the kernel log.",
+            "severity",
+            {severity.value: count for severity, count in kernel.xids.items()},
+        )
+        yield self._counter(
+            "outrider_kernel_log_records",
+            "Other records in the kernel log that speak of trouble.",
+            "kind",
+            {kind.value: kernel.kinds.get(kind, 0) for kind in OTHER_KINDS},
+        )
+        # Every fatal code of every GPU is there from the start; the rest is one series a GPU.
+        errors = {(gpu, code): 0 for gpu in map(str, gpus) for code in XIDS_SHOWN}
+        for (gpu, code), count in kernel.gpu_xids.items():
+            shown = str(code) if code in FATAL_CODES else OTHER_XID
+            key = ("unknown" if gpu is None else str(gpu), shown)
+            errors[key] = errors.get(key, 0) + count
+        by_gpu = CounterMetricFamily(
+            "outrider_gpu_xid_errors", "GPU error records by device.", labels=(JOB, "gpu", "xid")
+        )
+        for (gpu_name, code_name), count in errors.items():
+            by_gpu.add_metric((self._job, gpu_name, code_name), count)
+        yield by_gpu
+        gaps = CounterMetricFamily(
+            "outrider_kernel_log_gaps", "Times that the kernel log lost records.", labels=(JOB,)
+        )
+        gaps.add_metric((self._job,), kernel.gaps)
+        yield gaps
 
     def _gauge(
         self, name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]

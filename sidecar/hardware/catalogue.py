@@ -80,6 +80,8 @@ class XidMeaning:
     source: str = ""
     chips: tuple[str, ...] = ()
     advice: str = ""
+    overridden: bool = False
+    """This site says itself how bad it is; what a line adds changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ class Catalogue:
                 source="this site's configuration",
                 chips=before.chips,
                 advice=before.advice,
+                overridden=own.severity is not None,
             )
         return Catalogue(codes=codes, nvlink5=self.nvlink5)
 

@@ -1,203 +1,216 @@
-"""Follows the kernel's log and convicts the GPU that a fatal Xid names.
+"""Follows the kernel's log and tells the agent what `sidecar.hardware.kernel_judge` found.
 
-Decides only what was said already: one finding for a device and code until the daemon restarts.
-What is fatal stands in `sidecar.hardware.xid`.  A log that is not there is said and retried, and
-never means that the hardware is well.
+Decides nothing about a line.  A log that is not there is said and retried, and never means that
+the hardware is well.
 """
 
 import asyncio
-import errno
 import logging
-import os
-import stat
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
-from sidecar.events import HardwareFinding
-from sidecar.hardware.xid import XidEvent, XidSeverity, normalise_pci, parse_xid
-from sidecar.logs.follow import FollowCounters, FollowedFile
+from scout.clock import Instant, seconds, since
+from sidecar.events import HardwareFinding, ProcessNote
+from sidecar.hardware.catalogue import Catalogue, XidSeverity
+from sidecar.hardware.kernel_events import KernelFinding, KernelKind
+from sidecar.hardware.kernel_judge import KernelJudge
+from sidecar.hardware.kernel_sources import KernelSource, open_source
+from sidecar.logs.follow import FollowCounters
 
 KMSG: Final = Path("/dev/kmsg")
 POLL_S: Final = 0.1
-RECORD_BYTES_MAX: Final = 8192
-"""A /dev/kmsg record is read whole or not at all; the kernel's own limit is 8 KiB."""
-RECORDS_MAX: Final = 1000
-"""Records of one read, so that a flooded kernel log cannot keep the thread."""
-REMEMBERED_MAX: Final = 4096
-"""Devices and codes remembered; far more than a node has, and a bound on a garbled log."""
-LINE_CHARS_MAX: Final = 1000
+NOTES_MAX: Final = 64
+"""Recent findings kept for evidence."""
+NOTES_SHOWN_S: Final = 300.0
+"""How long a finding speaks about what happens now."""
+CURSOR_SAVED_EVERY_S: Final = 1.0
+CATCH_UP_S_MAX: Final = 0.25
+"""Longest wait for the kernel's word on a death; a read takes a millisecond."""
+NOTES_GIVEN_MAX: Final = 5
+"""Findings beside one rank's output."""
+
+KILLERS: Final[Mapping[KernelKind, str]] = {
+    KernelKind.OOM_KILL: "the kernel's OOM killer",
+    KernelKind.MEMORY_FAILURE: "the kernel, because the machine's memory failed",
+}
+"""Who sent the signal, where the kernel itself did."""
 
 _LOG = logging.getLogger(__name__)
 
-
-class _Source(Protocol):
-    """Where kernel lines come from.  ``missing`` is True while there is none."""
-
-    missing: bool
-
-    def read(self) -> list[str]: ...
-
-    def close(self) -> None: ...
+Emit: TypeAlias = Callable[[HardwareFinding | ProcessNote], None]
 
 
 @dataclass(slots=True, kw_only=True)
 class KernelLogCounters(FollowCounters):
-    """What was read, and the Xids seen, by severity."""
+    """What was read: Xids by severity and by device and code, other lines by kind, and gaps.
+
+    ``gpu_xids`` has the index of the device, None for one that is not known.
+    """
 
     xids: dict[XidSeverity, int] = field(default_factory=lambda: dict.fromkeys(XidSeverity, 0))
+    gpu_xids: dict[tuple[int | None, int], int] = field(default_factory=dict)
+    kinds: dict[KernelKind, int] = field(default_factory=lambda: dict.fromkeys(KernelKind, 0))
+    gaps: int = 0
     findings: int = 0
 
 
 class KernelLogWatcher:
-    """Findings about this node's GPUs.  ``emit`` is called on the event loop.
+    """Findings about this node.  ``emit`` is called on the event loop.
 
-    ``gpus`` maps a PCI address, in any spelling, to the device's index.
+    ``gpus`` maps a PCI address, in any spelling, to the device's index.  ``cursor`` is a file that
+    keeps the place in the kernel's own log.  ``owner`` returns the local rank whose worker, or
+    whose worker's child, a process is.
     """
 
     def __init__(
         self,
         path: Path,
         gpus: Mapping[str, int],
-        emit: Callable[[HardwareFinding], None],
+        emit: Emit,
         poll_s: float = POLL_S,
+        *,
+        catalogue: Catalogue | None = None,
+        cursor: Path | None = None,
+        owner: Callable[[int], int | None] | None = None,
     ) -> None:
         self._path = path
-        self._gpus = {normalise_pci(pci) or pci.lower(): index for pci, index in gpus.items()}
         self._emit = emit
         self._poll_s = poll_s
-        self._said: set[tuple[str, int]] = set()
-        self._source: _Source | None = None
+        self._cursor = cursor
+        self._owner = owner
+        self._judge = KernelJudge(gpus, catalogue=catalogue)
+        self.gpus = tuple(sorted(set(gpus.values())))
+        self._source: KernelSource | None = None
         self._missing_said = False
+        self._saved_at = Instant(0)
+        self._recent: deque[tuple[Instant, KernelFinding]] = deque(maxlen=NOTES_MAX)
+        self._reading: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel-log")
         self.counters = KernelLogCounters()
 
     async def run(self) -> None:
-        """Follow the log until cancelled; only lines written from now on count."""
-        loop = asyncio.get_running_loop()
+        """Follow the log until cancelled; only what is written from now on counts."""
         try:
             while True:
-                lines = await loop.run_in_executor(self._thread, self._read)
-                for line in lines:
-                    self._judge(line)
-                await asyncio.sleep(self._poll_s)
+                if not await self.catch_up():
+                    await asyncio.sleep(self._poll_s)
         finally:
-            if self._source is not None:
-                self._thread.submit(self._source.close)
+            self._thread.submit(self._close)
             self._thread.shutdown(wait=False)
+
+    async def catch_up(self) -> bool:
+        """Read and tell what is there now.  Returns whether there may be more."""
+        loop = asyncio.get_running_loop()
+        findings, behind = await loop.run_in_executor(self._thread, self._read)
+        for finding in findings:
+            self._tell(finding)
+        return behind
+
+    def after_catching_up(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once what the log holds now was told, or after a moment.
+
+        Whoever saw a process die by a signal first asks whether the kernel says why.
+        """
+
+        async def first_read() -> None:
+            try:
+                async with asyncio.timeout(CATCH_UP_S_MAX):
+                    await self.catch_up()
+            except TimeoutError:
+                _LOG.warning("the kernel log was not read within %g s", CATCH_UP_S_MAX)
+            finally:
+                then()
+
+        task = asyncio.create_task(first_read())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
 
     @property
     def available(self) -> bool:
         """True while there is a log to read.  False is "not known", never "well"."""
         return self._source is not None and not self._source.missing
 
-    def _read(self) -> list[str]:
+    def recent(self, now: Instant) -> tuple[str, ...]:
+        """Return what was found in the last minutes, oldest first, as lines of evidence."""
+        limit = seconds(NOTES_SHOWN_S)
+        lines = [
+            f"kernel: {finding.message}"
+            for at, finding in self._recent
+            if since(at, now) <= limit and finding.severity is not XidSeverity.INFO
+        ]
+        return tuple(lines[-NOTES_GIVEN_MAX:])
+
+    # --- on the thread ----------------------------------------------------------------------
+
+    def _read(self) -> tuple[list[KernelFinding], bool]:
         if self._source is None:
-            self._source = _open_source(self._path, self.counters)
-        lines = self._source.read()
-        if self._source.missing and not self._missing_said:
+            self._source = open_source(self._path, self.counters, self._cursor)
+        source, now = self._source, Instant(time.monotonic_ns())
+        findings: list[KernelFinding] = []
+        for found in source.read():
+            findings += self._judge.take_read(found, now)
+        findings += self._judge.tick(now)
+        self._count()
+        if since(self._saved_at, now) >= seconds(CURSOR_SAVED_EVERY_S):
+            self._saved_at = now
+            source.judged()
+        self._say_missing(source)
+        return findings, source.behind
+
+    def _say_missing(self, source: KernelSource) -> None:
+        if source.missing and not self._missing_said:
             self._missing_said = True
             _LOG.warning("no kernel log is read from %s yet; it is looked for again", self._path)
-        elif not self._source.missing and self._missing_said:
+        elif not source.missing and self._missing_said:
             self._missing_said = False
             _LOG.info("the kernel log at %s is read now", self._path)
-        return lines
 
-    def _judge(self, line: str) -> None:
-        event = parse_xid(line)
-        if event is None:
-            return
-        meaning = event.meaning
-        self.counters.xids[meaning.severity] += 1
-        key = (event.pci, event.code)
-        if key in self._said:
-            return
-        if len(self._said) < REMEMBERED_MAX:
-            self._said.add(key)
-        gpu = self._gpus.get(event.pci)
-        if meaning.severity is not XidSeverity.FATAL:
-            _LOG.warning("%s", _sentence(event, gpu))
-            return
-        self.counters.findings += 1
-        self._emit(
-            HardwareFinding(
-                gpu=gpu,
-                reason=f"Xid{event.code}",
-                message=_sentence(event, gpu),
-                line=line[:LINE_CHARS_MAX],
+    def _count(self) -> None:
+        """Put the judge's counts where the event loop may read them: each key by itself."""
+        seen, counters = self._judge.counters, self.counters
+        counters.gaps, counters.findings = seen.gaps, seen.findings
+        counters.xids.update(seen.severities)
+        counters.kinds.update(seen.kinds)
+        by_gpu: dict[tuple[int | None, int], int] = {}
+        for (pci, code), count in seen.xids.items():
+            key = self._judge.gpu_of(pci), code
+            by_gpu[key] = by_gpu.get(key, 0) + count
+        counters.gpu_xids = by_gpu
+
+    def _close(self) -> None:
+        if self._source is not None:
+            self._source.judged()
+            self._source.close()
+
+    # --- on the event loop ------------------------------------------------------------------
+
+    def _tell(self, finding: KernelFinding) -> None:
+        self._recent.append((Instant(time.monotonic_ns()), finding))
+        if finding.convicts:
+            self._emit(
+                HardwareFinding(
+                    gpu=finding.gpu,
+                    reason=finding.reason,
+                    message=finding.message,
+                    line=finding.line,
+                )
             )
-        )
-
-
-def _sentence(event: XidEvent, gpu: int | None) -> str:
-    meaning = event.meaning
-    who = f"GPU {gpu}" if gpu is not None else "a GPU that is not among this node's known ones"
-    return f"Xid {event.code} on {who} (PCI {event.pci}): {meaning.meaning}; {meaning.action}"
-
-
-def _open_source(path: Path, counters: FollowCounters) -> _Source:
-    try:
-        is_device = stat.S_ISCHR(path.stat().st_mode)
-    except OSError:
-        is_device = False
-    if is_device:
-        return _KernelDevice(path, counters)
-    return FollowedFile(path, counters, from_end=True)
-
-
-class _KernelDevice:
-    """``/dev/kmsg``: a read gives one record, of those written since it was opened."""
-
-    def __init__(self, path: Path, counters: FollowCounters) -> None:
-        self._path = path
-        self._counters = counters
-        self._fd: int | None = None
-        self._trouble = ""
-        self.missing = True
-
-    def read(self) -> list[str]:
-        """Return the records that came since the last read."""
-        try:
-            if self._fd is None:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                os.lseek(self._fd, 0, os.SEEK_END)
-            return self._records(self._fd)
-        except OSError as error:
-            self._counters.read_errors += 1
-            self.missing = True
-            self.close()
-            reason = error.strerror or str(error)
-            if reason != self._trouble:
-                self._trouble = reason
-                _LOG.warning("%s cannot be read, trying on: %s", self._path, reason)
-            return []
-
-    def close(self) -> None:
-        """Close the device."""
-        if self._fd is not None:
-            os.close(self._fd)
-        self._fd = None
-
-    def _records(self, fd: int) -> list[str]:
-        lines: list[str] = []
-        while len(lines) < RECORDS_MAX:
-            try:
-                record = os.read(fd, RECORD_BYTES_MAX)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.EPIPE:
-                    raise
-                # The kernel overwrote records before they were read; the next read goes on.
-                self._counters.read_errors += 1
-                continue
-            if not record:
-                break
-            text = record.decode(errors="replace")
-            lines.append(text.split("\n", 1)[0])
-            self._counters.bytes_read += len(record)
-            self._counters.lines += 1
-        self.missing = False
-        return lines
+        else:
+            quiet = finding.severity in (XidSeverity.INFO, XidSeverity.FOLLOW_UP)
+            _LOG.log(logging.INFO if quiet else logging.WARNING, "%s", finding.message)
+        if finding.pid is not None and finding.severity is not XidSeverity.FOLLOW_UP:
+            self._emit(
+                ProcessNote(
+                    pid=finding.pid,
+                    local_rank=None if self._owner is None else self._owner(finding.pid),
+                    reason=finding.reason,
+                    message=finding.message,
+                    line=finding.line,
+                    killer=KILLERS.get(finding.kind, ""),
+                )
+            )

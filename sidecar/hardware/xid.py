@@ -192,6 +192,8 @@ class XidEvent:
     def judged(self, catalogue: Catalogue) -> tuple[XidSeverity, str]:
         """Return how bad it is and what to do, by code and by what the line adds to it."""
         meaning = catalogue.meaning_of(self.code)
+        if meaning.overridden:
+            return meaning.severity, meaning.action
         match self.detail:
             case Cleanup(previous=previous) if previous is not None:
                 cause = catalogue.meaning_of(previous)

@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,8 @@ from typing import Final
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
+ANCESTORS_MAX: Final = 64
+"""Generations that are followed; pids that are given anew while we look cannot make a circle."""
 GONE: Final = "X"
 """Process state letter of a process that does not exist."""
 
@@ -98,6 +100,16 @@ def descendants(root: int, table: Mapping[int, ProcessInfo]) -> set[int]:
                 below.add(pid)
                 todo.append(pid)
     return below
+
+
+def ancestors(pid: int) -> Iterator[int]:
+    """Yield ``pid``, its parent, and so on, as far as they are there."""
+    for _ in range(ANCESTORS_MAX):
+        yield pid
+        info = read_process(pid)
+        if info is None or info.parent <= 1:
+            return
+        pid = info.parent
 
 
 def carries_mark(pid: int, name: str, marks: Iterable[str]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.events import HardwareFinding
+from sidecar.events import HardwareFinding, ProcessNote
 from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
 from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.hardware.xid import XidSeverity, normalise_pci
@@ -30,7 +30,14 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.findings: list[HardwareFinding] = []
-        self.watcher = KernelLogWatcher(path, GPUS, self.findings.append, poll_s=0.02)
+        self.notes: list[ProcessNote] = []
+        self.watcher = KernelLogWatcher(path, GPUS, self.take, poll_s=0.02)
+
+    def take(self, found: HardwareFinding | ProcessNote) -> None:
+        if isinstance(found, HardwareFinding):
+            self.findings.append(found)
+        else:
+            self.notes.append(found)
 
     def write(self, text: str) -> None:
         with self.path.open("a") as file:
