@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         DcgmExporterSource,
         FileSource,
         HealthSource,
+        KernelLogSource,
         NvmlSource,
         SourceError,
     )
@@ -39,6 +40,7 @@ __all__ = [
     "HealthEvent",
     "HealthSnapshot",
     "HealthSource",
+    "KernelLogSource",
     "Known",
     "Metric",
     "NotSupported",
@@ -54,7 +56,14 @@ _HOMES: Final = {
     "monitor": ("HardwareHealthMonitor",),
     "readings": ("Device", "Known", "Metric", "NotSupported", "Reading", "Severity", "Unknown"),
     "snapshot": ("HealthSnapshot",),
-    "sources": ("DcgmExporterSource", "FileSource", "HealthSource", "NvmlSource", "SourceError"),
+    "sources": (
+        "DcgmExporterSource",
+        "FileSource",
+        "HealthSource",
+        "KernelLogSource",
+        "NvmlSource",
+        "SourceError",
+    ),
     "thresholds": ("HealthConfig",),
 }
 

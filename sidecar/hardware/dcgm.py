@@ -109,7 +109,8 @@ def _values(text: str) -> Iterator[tuple[tuple[Device, Metric], Value]]:
     highest: dict[tuple[Device, Metric], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            metric = FIELDS.get(sample.name)
+            # The parser gives counters the suffix that the exporter leaves out.
+            metric = FIELDS.get(sample.name.removesuffix("_total"))
             device = None if metric is None else _device(sample.labels)
             if metric is not None and device is not None:
                 key = (device, metric)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from scout.clock import Duration, Instant, after, seconds, since
 from sidecar.hardware.devices import MigSlice, same
@@ -23,6 +23,9 @@ WHERE_S: Final = 0.3
 """A helper that is stuck in a call still says which one, at once or not at all."""
 OTHERS_FROM: Final = 1000
 """Ids from here are devices found by index beside those that were named by address."""
+
+ErrorEvent: TypeAlias = tuple[Device | None, int, int | None, int]
+"""Device if known, Xid, MIG instance if any, and how often it came."""
 
 START: Final = Instant(0)
 _GPU_IS_LOST: Final = 15
@@ -95,6 +98,7 @@ class Crew:
     _retry_s: float = RETRY_FIRST_S
     _process: NvmlProcess | None = None
     _touching: int | None = None
+    _events_left: list[ErrorEvent] = field(default_factory=list)
 
     @property
     def pid(self) -> int | None:
@@ -161,14 +165,17 @@ class Crew:
         """End the helper; it may be started again at once."""
         if self._process is not None:
             self._process.kill()
+            self._events_left.extend(self._events_of(self._process))
         self._process, self.standing, self._retry_at = None, Standing.DOWN, None
 
-    def events(self) -> Iterator[tuple[Device | None, int, int | None, int]]:
-        """Yield device, Xid, MIG instance and count of the error events since the last call."""
-        if self._process is None:
-            return
-        for (device_id, code, instance), count in self._process.take_events().items():
-            member = self.members.get(-1 if device_id is None else device_id)
+    def events(self) -> list[ErrorEvent]:
+        """Return the error events since the last call, also of a helper that was ended."""
+        events, self._events_left = self._events_left, []
+        return events if self._process is None else [*events, *self._events_of(self._process)]
+
+    def _events_of(self, process: NvmlProcess) -> Iterator[ErrorEvent]:
+        for (device_id, code, instance), count in process.take_events().items():
+            member = None if device_id is None else self.members.get(device_id)
             yield None if member is None else member.device, code, instance, count
 
     # --- what the helper says -----------------------------------------------------------------

@@ -5,9 +5,11 @@ see it returns as unknown.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol, runtime_checkable
 
 from scout.clock import Instant
@@ -31,13 +33,17 @@ __all__ = [
     "DcgmExporterSource",
     "FileSource",
     "HealthSource",
+    "KernelLogSource",
     "NvmlSource",
     "SourceError",
     "WakingSource",
+    "claim_of",
 ]
 
 LINES_MAX: Final = 10_000
 """Lines of one read; a file that grows faster than that is caught up with at the next ones."""
+FINDINGS_MAX: Final = 4096
+"""Kernel findings kept between two reads: devices times codes, far more than a node has."""
 
 
 class HealthSource(Protocol):
@@ -101,6 +107,79 @@ class NvmlSource:
     def close(self) -> None:
         """End the helper processes."""
         self._probe.close()
+
+
+class KernelLogSource:
+    """What a reader of the kernel log found, handed over line by line and read with the others.
+
+    A storm is one reading with a count, so that a million lines cost as much as one.
+    """
+
+    def __init__(self, *, name: str = "kernel-log") -> None:
+        self.name = name
+        self.wake: Callable[[], None] | None = None
+        self.dropped = 0
+        self._lock = threading.Lock()
+        self._told: dict[tuple[Device, Metric, float, Severity | None], Reading] = {}
+
+    def tell(
+        self,
+        metric: Metric,
+        device: Device,
+        *,
+        at: Instant,
+        value: float = 1,
+        claim: Severity | None = None,
+        detail: str = "",
+        count: int = 1,
+    ) -> None:
+        """Take one finding.  ``claim`` is set where the line says more than its code does.
+
+        ``at`` is when the kernel wrote it, on this machine's monotonic clock.
+        """
+        key = (device, metric, value, claim)
+        with self._lock:
+            before = self._told.get(key)
+            if before is None and len(self._told) >= FINDINGS_MAX:
+                self.dropped += count
+                return
+            self._told[key] = Reading(
+                source=self.name,
+                device=device,
+                metric=metric,
+                value=Known(value),
+                at=at,
+                detail=detail if before is None else before.detail,
+                claim=claim,
+                count=count if before is None else before.count + count,
+            )
+        if before is None and self.wake is not None:
+            self.wake()
+
+    def read(self) -> list[Reading]:
+        """Return what was told since the last call."""
+        with self._lock:
+            told, self._told = self._told, {}
+        return list(told.values())
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def claim_of(severity: str) -> Severity:
+    """Return what the word of the error catalogue means for the device."""
+    return _CLAIMS.get(severity, Severity.WARNING)
+
+
+_CLAIMS: Final[Mapping[str, Severity]] = MappingProxyType(
+    {
+        "fatal": Severity.FATAL,
+        "app": Severity.WARNING,
+        "warning": Severity.WARNING,
+        "follow_up": Severity.HEALTHY,
+        "info": Severity.HEALTHY,
+    }
+)
 
 
 class FileSource:
