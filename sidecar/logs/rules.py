@@ -5,83 +5,82 @@ patterns with RE2, whose time is linear in the line whatever the pattern.  It re
 where lines come from and what follows from a match; the latter is `sidecar.logs.evaluator`.
 """
 
-import difflib
-import math
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import re2
 
 from scout.clock import Duration, seconds
-
-RULES_MAX: Final = 256
-"""Rules of one job.  Each is searched for in all output; nobody reads more findings than that."""
-PATTERN_CHARS_MAX: Final = 4096
-NAME_CHARS_MAX: Final = 128
-SECONDS_MAX: Final = 31_536_000
-"""A year: what is longer is a unit gone wrong."""
-DATA_POINTS_MAX: Final = 1_000_000
-SHOWN_CHARS_MAX: Final = 80
-"""How much of a wrong value an error repeats."""
-
-
-class RuleError(Exception):
-    """A rule cannot be used: its name (or place in the list), the field, and why."""
-
-    def __init__(self, rule: str, field: str, reason: str) -> None:
-        self.rule, self.field, self.reason = rule, field, reason
-        super().__init__(f"log rule {_shown(rule)}: {field}: {reason}")
-
-
-class Operator(StrEnum):
-    """How a metric is compared with its threshold; true means the rule is violated."""
-
-    GT = "gt"
-    LT = "lt"
-    EQ = "eq"
-    GTEQ = "gteq"
-    LTEQ = "lteq"
-
-
-COMPARE: Final[Mapping[Operator, Callable[[float, float], bool]]] = MappingProxyType(
-    {
-        Operator.GT: operator.gt,
-        Operator.LT: operator.lt,
-        Operator.EQ: operator.eq,
-        Operator.GTEQ: operator.ge,
-        Operator.LTEQ: operator.le,
-    }
+from sidecar.logs.numbers import METRICS, STEP
+from sidecar.logs.patterns import Pattern
+from sidecar.logs.rule_fields import (
+    RULES_MAX,
+    Operator,
+    RankScope,
+    RuleError,
+    checked_fields,
+    checked_name,
+    shown,
 )
 
+__all__ = [
+    "HISTORY_POINTS_DEFAULT",
+    "RULES_MAX",
+    "Basis",
+    "Limit",
+    "LogRule",
+    "Operator",
+    "Pattern",
+    "Phase",
+    "RankScope",
+    "RuleError",
+    "parse_rule",
+    "parse_rules",
+    "usable_rules",
+    "with_defaults",
+]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
-    """A compiled expression.  It searches bytes, so that a line is encoded once for all rules.
+HISTORY_POINTS_DEFAULT: Final = 50
+"""Points that a ratio or a rate of change looks back at, when a rule does not say."""
 
-    ``anywhere`` says the expression means the same on many lines joined as on each alone.
-    """
-
-    text: str
-    compiled: Any
-    anywhere: bool
+Basis = str
+"""What a metric is compared with: one of the three fields in `_BASES`."""
+_BASES: Final[tuple[Basis, ...]] = ("metricThreshold", "ratioToMedian", "changePerPoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A metric's threshold, and how many lines in a row must violate it."""
+    """When a metric violates, and how many violations make its rule slow.
 
+    ``threshold`` is a value, a multiple of the median of the last ``history`` points, or a change
+    per point over them, as ``basis`` says.  Either ``data_points`` in a row are needed, or, with a
+    ``window``, that many of its last points.
+    """
+
+    basis: Basis
     operator: Operator
     threshold: float
     data_points: int
+    window: int | None = None
+    history: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch in which steps may take longer.  It opens when the rule's pattern matches."""
+
+    end: Pattern | None
+    limit: Duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRule:
-    """One rule.  ``metric_group`` and ``step_group`` are group numbers of ``pattern``."""
+    """One rule.  Groups are group numbers of ``pattern``; ``metrics`` maps those with a name.
+
+    ``rank_scope`` None means that a rank which printed a match must go on doing so, and that any
+    rank of the node may print the first one.  A rule with a ``phase`` has no other duty.
+    """
 
     name: str
     pattern: Pattern
@@ -93,6 +92,12 @@ class LogRule:
     metric_group: int | None
     metric_name: str
     step_group: int | None
+    metric_key: str | None = None
+    metrics: tuple[tuple[str, int], ...] = ()
+    metric_required: bool = False
+    rank_scope: RankScope | None = None
+    join_indented: bool = False
+    phase: Phase | None = None
 
 
 def parse_rules(rules: Iterable[Mapping[str, object]]) -> tuple[LogRule, ...]:
@@ -124,23 +129,22 @@ def usable_rules(
 
 def parse_rule(fields: Mapping[str, object], index: int = 0) -> LogRule:
     """Return one rule; ``index`` is its place, for a rule without a name.  Raises `RuleError`."""
-    name = _name(fields, index)
-    for key in fields:
-        if key not in _FIELDS:
-            raise RuleError(name, str(key), _unknown(str(key)))
-    for key, (check, wanted) in _FIELDS.items():
-        value = fields.get(key)
-        if key not in fields or (value is None and key not in _REQUIRED):
-            continue
-        if not check(value):
-            raise RuleError(name, key, f"it must be {wanted}, but is {_shown(value)}")
-    given = {key: value for key, value in fields.items() if value is not None}
+    name = checked_name(fields, index)
+    given = checked_fields(name, fields)
+    if "phaseStart" in given:
+        return _phase_rule(name, given)
+    for key in ("phaseEnd", "phaseLimitInSeconds"):
+        if key in given:
+            raise RuleError(name, key, "it means nothing without phaseStart")
     if "logPattern" not in given:
         raise RuleError(name, "logPattern", "it is missing; a rule needs an expression")
     pattern = _compile(name, "logPattern", str(given["logPattern"]))
-    groups: Mapping[str, int] = pattern.compiled.groupindex
     limit = _limit(name, given, pattern)
+    group = _metric_group(name, given, pattern, measured=limit is not None)
+    names = {number: one for one, number in pattern.groups.items()}
+    metric = None if group is None else names.get(group)
     stop = given.get("stopPattern")
+    scope = given.get("rankScope")
     return LogRule(
         name=name,
         pattern=pattern,
@@ -149,9 +153,14 @@ def parse_rule(fields: Mapping[str, object], index: int = 0) -> LogRule:
         stop=None if stop is None else _compile(name, "stopPattern", str(stop)),
         limit=limit,
         fault_on_match=given.get("faultOnMatch") is True,
-        metric_group=_metric_group(pattern, measured=limit is not None),
-        metric_name="the loss" if "loss" in groups else "the metric",
-        step_group=groups.get("step"),
+        metric_group=group,
+        metric_name=_spoken(metric),
+        step_group=pattern.groups.get(STEP),
+        metric_key=metric,
+        metrics=tuple((one, pattern.groups[one]) for one in METRICS if one in pattern.groups),
+        metric_required="metric" in given,
+        rank_scope=None if scope is None else RankScope(str(scope)),
+        join_indented=given.get("joinIndentedLines") is True,
     )
 
 
@@ -162,72 +171,34 @@ def with_defaults(given: Iterable[LogRule], defaults: Iterable[LogRule]) -> tupl
     return (*given, *(rule for rule in defaults if rule.name not in names))
 
 
-# --- the fields -----------------------------------------------------------------------------
+# --- fields together --------------------------------------------------------------------------
+
+_PHASE_FIELDS: Final = ("name", "phaseStart", "phaseEnd", "phaseLimitInSeconds")
 
 
-def _is_text(limit: int) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and 0 < len(value) <= limit
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
-    try:
-        return _is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
-    except OverflowError:  # a whole number beyond what a float can hold
-        return False
-
-
-def _is_span(value: object) -> bool:
-    return _is_finite(value) and 0 < value <= SECONDS_MAX  # type: ignore[operator]
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and _is_number(value) and 1 <= value <= DATA_POINTS_MAX
-
-
-_Check = tuple[Callable[[object], bool], str]
-
-_PATTERN: Final[_Check] = (
-    _is_text(PATTERN_CHARS_MAX),
-    f"an expression of 1 to {PATTERN_CHARS_MAX} characters",
-)
-_SPAN: Final[_Check] = (_is_span, f"a number of seconds above 0 and at most {SECONDS_MAX}")
-_FIELDS: Final[Mapping[str, _Check]] = MappingProxyType(
-    {
-        "name": (_is_text(NAME_CHARS_MAX), f"a text of 1 to {NAME_CHARS_MAX} characters"),
-        "logPattern": _PATTERN,
-        "expectedStartCutOffInSeconds": _SPAN,
-        "expectedRecurringFrequencyInSeconds": _SPAN,
-        "stopPattern": _PATTERN,
-        "metricThreshold": (_is_finite, "a finite number"),
-        "operator": (
-            lambda value: isinstance(value, str) and value in set(Operator),
-            f"one of {', '.join(Operator)}",
-        ),
-        "metricEvaluationDataPoints": (
-            _is_count,
-            f"a whole number from 1 to {DATA_POINTS_MAX}",
-        ),
-        "faultOnMatch": (lambda value: isinstance(value, bool), "true or false"),
-    }
-)
-_REQUIRED: Final = frozenset({"name", "logPattern"})
-
-
-def _name(fields: Mapping[str, object], index: int) -> str:
-    place = f"#{index + 1}"
-    if not isinstance(fields, Mapping):
-        raise RuleError(place, "name", f"a rule is a mapping of fields, not {_shown(fields)}")
-    if "name" not in fields:
-        raise RuleError(place, "name", "it is missing; findings are told under it")
-    name = fields["name"]
-    check, wanted = _FIELDS["name"]
-    if not check(name):
-        raise RuleError(place, "name", f"it must be {wanted}, but is {_shown(name)}")
-    return str(name)
+def _phase_rule(name: str, given: Mapping[str, object]) -> LogRule:
+    for key in given:
+        if key not in _PHASE_FIELDS:
+            reason = "a phase is a rule of its own; write it beside this one"
+            raise RuleError(name, key, reason)
+    limit = _span(given.get("phaseLimitInSeconds"))
+    if limit is None:
+        reason = "it is missing; a phase that never ends would hide a hang"
+        raise RuleError(name, "phaseLimitInSeconds", reason)
+    end = given.get("phaseEnd")
+    return LogRule(
+        name=name,
+        pattern=_compile(name, "phaseStart", str(given["phaseStart"])),
+        start_cut_off=None,
+        recurring=None,
+        stop=None,
+        limit=None,
+        fault_on_match=False,
+        metric_group=None,
+        metric_name="",
+        step_group=None,
+        phase=Phase(end=None if end is None else _compile(name, "phaseEnd", str(end)), limit=limit),
+    )
 
 
 def _check_place(rule: LogRule, index: int, others: Mapping[str, LogRule]) -> None:
@@ -237,69 +208,113 @@ def _check_place(rule: LogRule, index: int, others: Mapping[str, LogRule]) -> No
         raise RuleError(rule.name, "name", "another rule has it; give each its own")
 
 
-def _unknown(key: str) -> str:
-    close = difflib.get_close_matches(key, _FIELDS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(_FIELDS)}"
-    return f"no such field; {hint}"
-
-
 def _span(value: object) -> Duration | None:
     return seconds(float(value)) if isinstance(value, int | float) else None
 
 
 def _limit(name: str, given: Mapping[str, object], pattern: Pattern) -> Limit | None:
-    has = {key: key in given for key in ("operator", "metricThreshold")}
-    for key, other in (("metricThreshold", "operator"), ("operator", "metricThreshold")):
-        if has[other] and not has[key]:
-            raise RuleError(name, other, f"it means nothing without {key}; give both or none")
-    if not has["operator"]:
-        if "metricEvaluationDataPoints" in given:
-            reason = "it means nothing without metricThreshold and operator"
-            raise RuleError(name, "metricEvaluationDataPoints", reason)
+    bases = [key for key in _BASES if key in given]
+    if len(bases) > 1:
+        reason = f"{bases[0]} is given too; a rule compares its metric with one of them"
+        raise RuleError(name, bases[1], reason)
+    if bases and "operator" not in given:
+        raise RuleError(name, bases[0], "it means nothing without operator; give both or none")
+    if "operator" in given and not bases:
+        wanted = "metricThreshold (or ratioToMedian or changePerPoint)"
+        raise RuleError(name, "operator", f"it means nothing without {wanted}; give both or none")
+    window = _window(name, given, measured=bool(bases))
+    if not bases:
         return None
     if pattern.compiled.groups == 0:
         reason = r"a threshold needs a group that holds the metric, like (\S+)"
         raise RuleError(name, "logPattern", reason)
-    points = given.get("metricEvaluationDataPoints", 1)
-    threshold = given["metricThreshold"]
-    assert isinstance(points, int)
-    assert isinstance(threshold, int | float)
+    basis = bases[0]
+    needed = "violationsInWindow" if window else "metricEvaluationDataPoints"
+    chosen = Operator(str(given["operator"]))
+    looks_back = basis != "metricThreshold"
+    if looks_back and chosen is Operator.EQ:
+        raise RuleError(name, "operator", f"eq is not offered with {basis}; no value is exactly it")
+    if "historyDataPoints" in given and not looks_back:
+        reason = "it means nothing without ratioToMedian or changePerPoint"
+        raise RuleError(name, "historyDataPoints", reason)
     return Limit(
-        operator=Operator(str(given["operator"])),
-        threshold=float(threshold),
-        data_points=points,
+        basis=basis,
+        operator=chosen,
+        threshold=_float(given[basis]),
+        data_points=_int(given, needed, 1),
+        window=window,
+        history=_int(given, "historyDataPoints", HISTORY_POINTS_DEFAULT) if looks_back else 0,
     )
 
 
-def _metric_group(pattern: Pattern, *, measured: bool) -> int | None:
-    """Return the group that holds the metric: ``loss``, else the first that is not ``step``.
+def _window(name: str, given: Mapping[str, object], *, measured: bool) -> int | None:
+    """Return the points of an N of M judgement, or None when points must be in a row."""
+    if not measured:
+        for key in ("metricEvaluationDataPoints", "windowDataPoints", "violationsInWindow"):
+            if key in given:
+                raise RuleError(name, key, "it means nothing without metricThreshold and operator")
+        if "historyDataPoints" in given:
+            reason = "it means nothing without ratioToMedian or changePerPoint"
+            raise RuleError(name, "historyDataPoints", reason)
+        return None
+    pair = ("windowDataPoints", "violationsInWindow")
+    for key, other in (pair, pair[::-1]):
+        if key in given and other not in given:
+            raise RuleError(name, key, f"it means nothing without {other}; give both or none")
+    if "windowDataPoints" not in given:
+        return None
+    if "metricEvaluationDataPoints" in given:
+        reason = "it asks for violations in a row, violationsInWindow for some of many; give one"
+        raise RuleError(name, "metricEvaluationDataPoints", reason)
+    window, needed = _int(given, "windowDataPoints", 1), _int(given, "violationsInWindow", 1)
+    if needed > window:
+        reason = f"{needed} violations do not fit into a window of {window} points"
+        raise RuleError(name, "violationsInWindow", reason)
+    return window
+
+
+def _int(given: Mapping[str, object], key: str, default: int) -> int:
+    value = given.get(key, default)
+    assert isinstance(value, int)
+    return value
+
+
+def _float(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _metric_group(
+    name: str, given: Mapping[str, object], pattern: Pattern, *, measured: bool
+) -> int | None:
+    """Return the group that holds the metric: ``metric``'s, ``loss``, or the first not ``step``.
 
     Without a threshold only a group called ``loss`` is known to be a number.
     """
-    names: Mapping[str, int] = pattern.compiled.groupindex
+    names = pattern.groups
+    if "metric" in given:
+        wanted = str(given["metric"])
+        if wanted not in names:
+            known = f"its groups are {', '.join(names)}" if names else "it names no group"
+            raise RuleError(name, "metric", f"logPattern has no group (?P<{wanted}>...); {known}")
+        return names[wanted]
     if "loss" in names:
         return names["loss"]
     if not measured:
         return None
-    numbers = [n for n in range(1, pattern.compiled.groups + 1) if n != names.get("step")]
-    return numbers[0] if numbers else names["step"]
+    numbers = [n for n in range(1, pattern.compiled.groups + 1) if n != names.get(STEP)]
+    return numbers[0] if numbers else names[STEP]
 
 
-# What the next line finds makes joined lines differ from lines alone: ends of the whole text,
-# and flags switched off.  It may find too much; such a rule is only searched more slowly.
-_NOT_ANYWHERE: Final = re2.compile(r"\\[AzZC]|\(\?[a-zA-Z]*-")
+def _spoken(metric: str | None) -> str:
+    return "the metric" if metric in (None, STEP) else f"the {str(metric).replace('_', ' ')}"
 
 
 def _compile(rule: str, field: str, text: str) -> Pattern:
-    options = re2.Options()
-    options.log_errors = False  # it would write to the daemon's standard error
-    options.never_nl = True  # \s must not run on into the next line
     try:
-        # ^ and $ are the ends of a line, also where lines are searched together.
-        compiled = re2.compile(f"(?m){text}", options=options)
+        return Pattern(text)
     except (re2.error, UnicodeEncodeError) as error:
         raise RuleError(rule, field, _refused(error, text)) from error
-    return Pattern(text=text, compiled=compiled, anywhere=_NOT_ANYWHERE.search(text) is None)
 
 
 _LOOKAROUND: Final = ("(?=", "(?!", "(?<=", "(?<!")
@@ -311,18 +326,4 @@ def _refused(error: Exception, text: str) -> str:
     hint = ""
     if any(mark in text for mark in _LOOKAROUND):
         hint = "; looking ahead or behind is not offered, because its time has no limit"
-    return f"RE2 does not take it: {' '.join(reason.split())}{hint} (in {_shown(text)})"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    text = text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 1]}…"
-    return f"the text {text}" if isinstance(value, str) and _is_numeric(value) else text
-
-
-def _is_numeric(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return text.lower() in {"true", "false"}
-    return True
+    return f"RE2 does not take it: {' '.join(reason.split())}{hint} (in {shown(text)})"

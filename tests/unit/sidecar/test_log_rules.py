@@ -176,13 +176,22 @@ def test_a_slow_rule_that_recovers_may_speak_again_and_only_then():
 
 
 @pytest.mark.parametrize("value", ["nan", "NaN", "NAN,", "inf", "-inf", "Infinity", "1e999"])
-def test_a_metric_that_is_not_finite_is_a_fault_at_once(value):
+def test_a_metric_that_is_not_finite_is_a_violation(value):
     """Compared with a threshold, nan is never too large: the run would train on garbage."""
-    watched = evaluator(spike(metricEvaluationDataPoints=25))
+    watched = evaluator(spike(metricEvaluationDataPoints=3))
+    assert show(watched, "loss: 2.1", f"loss: {value}") == []
     (verdict,) = show(watched, f"loss: {value}")
-    assert verdict.kind is FaultKind.LOG_RULE
-    assert watched.state is S.FAULTED
+    assert (verdict.kind, watched.state) == (FaultKind.LOG_SLOW, S.SLOW)
     assert value.strip(",") in verdict.message
+
+
+def test_a_loss_that_is_not_finite_is_a_fault_where_no_limit_asks_for_more_points():
+    """A rule that only follows the steps would call a run healthy that has no loss any more."""
+    watched = evaluator(rule("Step", r"step (?P<step>\d+) loss (?P<loss>\S+)"))
+    assert show(watched, "step 1 loss 2.0") == []
+    (verdict,) = show(watched, "step 2 loss nan")
+    assert (verdict.kind, verdict.step) == (FaultKind.LOG_RULE, 2)
+    assert watched.state is S.FAULTED
 
 
 def test_a_metric_that_is_no_number_is_a_violation_and_hides_nothing_from_other_rules():

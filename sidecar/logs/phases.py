@@ -1,0 +1,50 @@
+"""Stretches in which a rank may be silent for longer: evaluation, a checkpoint, compilation.
+
+Decides how long silence is allowed.  Every phase is bounded, and one that ran out cannot be opened
+again before the rank made progress: a loop that prints "evaluating" for ever is a hang.
+"""
+
+from dataclasses import dataclass, field
+
+from scout.clock import Duration, Instant, after
+
+
+@dataclass(slots=True)
+class _Open:
+    since: Instant
+    until: Instant
+
+
+@dataclass(slots=True)
+class Phases:
+    """The phases of one rank."""
+
+    _open: dict[str, _Open] = field(default_factory=dict)
+    _ended: Instant | None = None
+
+    def begin(self, name: str, limit: Duration, now: Instant) -> None:
+        """Open a phase.  One that is open already is not extended."""
+        self._open.setdefault(name, _Open(now, after(now, limit)))
+
+    def end(self, name: str, now: Instant) -> None:
+        """Close a phase; silence counts from here.  One that ran out ended when it did."""
+        phase = self._open.pop(name, None)
+        if phase is not None:
+            ended = min(now, phase.until)
+            self._ended = ended if self._ended is None else max(self._ended, ended)
+
+    def progressed(self, now: Instant) -> None:
+        """Take note of a step: phases that ran out may be opened again."""
+        for name in [name for name, phase in self._open.items() if now >= phase.until]:
+            self.end(name, now)
+
+    def deadline(self, progress: Instant, recurring: Duration) -> Instant:
+        """Return when silence since ``progress`` is too long."""
+        last = progress if self._ended is None else max(progress, self._ended)
+        ends = [phase.until for phase in self._open.values()]
+        return max(after(last, recurring), *ends) if ends else after(last, recurring)
+
+    def running(self, now: Instant) -> str | None:
+        """Return the name of the phase that was open last, or None."""
+        opened = [(phase.since, name) for name, phase in self._open.items() if phase.since <= now]
+        return max(opened)[1] if opened else None

@@ -1,0 +1,251 @@
+"""One rule on one rank: what its matches make of it.
+
+Decides what a matching line means: progress, a fault, a point of a metric.  Whether silence is a
+hang depends on the other ranks too and is decided in `sidecar.logs.evaluator`.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from scout.clock import Instant
+from sidecar.logs.block import Block
+from sidecar.logs.numbers import measured, step_number
+from sidecar.logs.patterns import Hit
+from sidecar.logs.prefixes import origin
+from sidecar.logs.rules import LogRule
+from sidecar.logs.verdicts import KINDS, LogState, LogVerdict, line_at, traceback_to
+from sidecar.logs.windows import Points
+
+MESSAGE_LINE_CHARS_MAX: Final = 200
+"""How much of a matching line stands in the message; the finding carries more."""
+METRIC_CHARS_MAX: Final = 40
+"""How much of an odd metric a message repeats."""
+AGAIN_MAX: Final = 4
+"""Further matches in a line that are tried when the first holds no number."""
+STEPS_REMEMBERED: Final = 16
+"""A step among the last ones is not progress: ranks print the same one, some a little late."""
+
+_WITH_UNIT: Final = frozenset({"step_time", "throughput"})
+
+
+@dataclass(slots=True)
+class Watch:
+    """A rule and what has been seen of it.  ``off`` is set by the rule's stop pattern."""
+
+    rule: LogRule
+    state: LogState = LogState.WAITING
+    progress_at: Instant | None = None
+    hung_at: Instant | None = None
+    line: str = ""
+    step: int | None = None
+    off: bool = False
+    points: Points | None = None
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+
+    def __post_init__(self) -> None:
+        if self.rule.limit is not None:
+            self.points = Points(self.rule.limit)
+
+    @property
+    def over(self) -> bool:
+        """True when no line can change it any more."""
+        return self.off or self.state is LogState.FAULTED
+
+    def take(
+        self, block: Block, hits: list[Hit], now: Instant, matches: Counter[str]
+    ) -> list[LogVerdict]:
+        """Take the matching lines of a block, in order; return what turned bad by them."""
+        if self._take_all_well(block, hits, now):
+            matches[self.rule.name] += len(hits)
+            return []
+        verdicts = []
+        for hit in hits:
+            if self.over:
+                break
+            matches[self.rule.name] += 1
+            verdict = self.take_one(block, hit, now)
+            if verdict is not None:
+                verdicts.append(verdict)
+        return verdicts
+
+    def take_one(self, block: Block, hit: Hit, now: Instant) -> LogVerdict | None:
+        """Take one matching line."""
+        before = self.state
+        self._advance(block, [hit], now)
+        self.line = line_at(block, hit[0])
+        self.state, message = self._judge(block, hit)
+        if self.state is before or self.state not in KINDS:
+            return None
+        return self.verdict(message, block, hit[0])
+
+    def verdict(
+        self, message: str, block: Block | None = None, position: int = 0, age: int = 0
+    ) -> LogVerdict:
+        """Return the present state as a verdict."""
+        measures = self.state is not LogState.HANGING and self.rule.metric_group is not None
+        where = f" at step {self.step}" if measures and self.step is not None else ""
+        whole = "" if block is None else block.text(block.data.rfind(b"\n", 0, position) + 1)
+        return LogVerdict(
+            rule=self.rule.name,
+            state=self.state,
+            kind=KINDS[self.state],
+            message=f"rule {self.rule.name}: {message}{where}",
+            line=self.line,
+            step=self.step,
+            age_ns=age,
+            rank=origin(whole).rank,
+            block=() if block is None else traceback_to(block, position),
+            position=position,
+        )
+
+    # --- lines that are well, many at a time ------------------------------------------------
+
+    def _take_all_well(self, block: Block, hits: list[Hit], now: Instant) -> bool:
+        """Take ``hits`` if they change nothing but when the rule was last heard of."""
+        rule = self.rule
+        if rule.fault_on_match:
+            return False
+        if rule.metric_group is not None:
+            values = self._finite_values(block, hits, rule.metric_group)
+            if not values or (self.points is not None and not self.points.all_well(values)):
+                return False
+        self._advance(block, hits, now)
+        self.line = line_at(block, hits[-1][0])
+        self.state = LogState.HEALTHY
+        return True
+
+    def _finite_values(self, block: Block, hits: list[Hit], group: int) -> list[float]:
+        """Return each hit's metric, or nothing if one of them needs a closer look."""
+        data = block.data
+        if self.rule.metric_key in _WITH_UNIT:
+            return self._measured_values(block, hits, group)
+        texts = [data[spans[group][0] : spans[group][1]] for _, spans in hits]
+        try:
+            values = [float(text) for text in texts]
+        except ValueError:
+            return []
+        # A sum is finite only if every part is.  Python takes 1_0 for a number; rules do not.
+        return values if math.isfinite(sum(values)) and b"_" not in b" ".join(texts) else []
+
+    def _measured_values(self, block: Block, hits: list[Hit], group: int) -> list[float]:
+        values = []
+        for _, spans in hits:
+            value = measured(self.rule.metric_key or "", block.data, *spans[group])
+            if value is None or not math.isfinite(value):
+                return []
+            values.append(value)
+        return values
+
+    # --- one line ---------------------------------------------------------------------------
+
+    def _advance(self, block: Block, hits: list[Hit], now: Instant) -> None:
+        """Take note of when the rule was heard of, and of which step it said."""
+        group = self.rule.step_group
+        if group is None:
+            self.progress_at = now
+            return
+        data = block.data
+        if self.rule.recurring is None:
+            self.step = step_number(data[slice(*hits[-1][1][group])])
+            self.progress_at = now
+            return
+        for _, spans in hits:
+            self.step = step_number(data[slice(*spans[group])])
+            if self.step is None:
+                self.progress_at = now
+            elif self.step not in self.steps:
+                self.steps.append(self.step)
+                self.progress_at = now
+
+    def _value(self, block: Block, hit: Hit) -> tuple[float | None, str]:
+        """Return a line's metric and its text.  Of several matches the first number counts.
+
+        Two ranks that write at once leave ``loss: step: 7 loss: 2.1`` in one line.
+        """
+        group, key, data = self.rule.metric_group, self.rule.metric_key or "", block.data
+        assert group is not None
+        shown = ""
+        for _, spans in tries(self.rule, block, hit):
+            start, stop = spans[group]
+            if start < 0:
+                break
+            value = measured(key, data, start, stop)
+            text = data[start:stop].decode(errors="replace")
+            if value is not None:
+                return value, text
+            shown = shown or text
+        return None, shown
+
+    def _judge(self, block: Block, hit: Hit) -> tuple[LogState, str]:
+        """Return what a matching line makes of its rule, and why."""
+        rule, points = self.rule, self.points
+        value, text = (None, "") if rule.metric_group is None else self._value(block, hit)
+        odd = value is not None and not math.isfinite(value)
+        if rule.fault_on_match:
+            if odd:
+                return LogState.FAULTED, f"{rule.metric_name} is {_short(text)}"
+            return LogState.FAULTED, f"the output says {self.line[:MESSAGE_LINE_CHARS_MAX]}"
+        if rule.metric_group is None:
+            return LogState.HEALTHY, ""
+        missing = value is None and hit[1][rule.metric_group][0] < 0
+        if missing and not rule.metric_required:  # this line holds no metric
+            return self.state if self.state is LogState.SLOW else LogState.HEALTHY, ""
+        if points is None:
+            if odd:
+                return LogState.FAULTED, f"{rule.metric_name} is {_short(text)}"
+            bad = rule.metric_required and value is None
+            why = f"{rule.metric_name} is {_none(text)}"
+            return (LogState.SLOW, why) if bad else (LogState.HEALTHY, "")
+        if value is None or odd:
+            slow = points.push_bad()
+            why = _none(text) if value is None else f"{_short(text)}, which is not finite"
+        else:
+            slow = points.push(value)
+            why = f"{_short(text)}, {points.reason()}" if slow else ""
+        if not slow:
+            return LogState.HEALTHY, ""
+        return LogState.SLOW, f"{rule.metric_name} is {why}{points.extent()}"
+
+
+def tries(rule: LogRule, block: Block, hit: Hit) -> Iterator[Hit]:
+    """Yield ``hit`` and the matches behind it in its line."""
+    end = block.data.find(b"\n", hit[0])
+    again: Hit | None = hit
+    for _ in range(AGAIN_MAX):
+        if again is None:
+            return
+        yield again
+        again = rule.pattern.in_line(block.data, again[0] + 1, end)
+
+
+def metric_values(rule: LogRule, block: Block, hit: Hit) -> list[tuple[str, float]]:
+    """Return the named metrics that a matching line holds."""
+    found: dict[str, float] = {}
+    for _, spans in tries(rule, block, hit):
+        for name, group in rule.metrics:
+            start, end = spans[group]
+            value = measured(name, block.data, start, end) if start >= 0 else None
+            if value is not None:
+                found.setdefault(name, value)
+        if all(name in found or spans[group][0] < 0 for name, group in rule.metrics):
+            break
+    return list(found.items())
+
+
+def line_step(rule: LogRule, block: Block, hit: Hit) -> int | None:
+    """Return the step that a matching line names."""
+    if rule.step_group is None:
+        return None
+    start, end = hit[1][rule.step_group]
+    return None if start < 0 else step_number(block.data[start:end])
+
+
+def _none(text: str) -> str:
+    return f"{_short(text)}, which is no number" if text.strip() else "missing from its line"
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:METRIC_CHARS_MAX] or "nothing"
