@@ -13,60 +13,69 @@ to finish: a half-written slot does not check, and the other one still holds the
 This module knows bytes and instants.  It judges nothing: an age is for `scout.hang`.
 """
 
-import fcntl
 import mmap
 import os
-import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
-from scout.hang import Phase
+from scout.hang import GroupPosition, Phase
+from scout.page_files import (
+    TOKEN_MAX,
+    AnyPath,
+    PageHeldError,
+    ProgressPageError,
+    WrongTokenError,
+    exclusive,
+    lives,
+    map_page,
+    refuse_if_held,
+    start_ticks,
+)
+from scout.page_layout import (
+    BEAT,
+    BEAT_CHECKED,
+    BEAT_SLOTS,
+    CLAIM,
+    CLAIM_AT,
+    HEADER,
+    LAYOUT_VERSION,
+    MAGIC,
+    PAGE_BYTES,
+    PROGRESS,
+    PROGRESS_CHECKED,
+    PROGRESS_SLOTS,
+    GroupName,
+    GroupWords,
+    Names,
+    Region,
+    beat_groups,
+    detail_of,
+    is_inside,
+    names_sequence,
+    newest_words,
+    operation_of,
+    pack_beat,
+    pack_names,
+    write_names,
+)
 
-PAGE_BYTES: Final = 4096
-"""One memory page.  A file of another size is not a progress page."""
-READ_TRIES_MAX: Final = 16
-"""A real writer steps a few times a second; sixteen collisions in a row mean a runaway one."""
-LAYOUT_VERSION: Final = 1
-TOKEN_MAX: Final = (1 << 64) - 1
+__all__ = [
+    "PAGE_BYTES",
+    "PageHeldError",
+    "PageReader",
+    "PageWriter",
+    "Progress",
+    "ProgressPageError",
+    "WrongTokenError",
+    "create_page",
+]
 
-_MAGIC: Final = b"OUTRIDER"
-_HEADER: Final = struct.Struct("=8sQQQQ")
-"""magic, layout version, token, owner's process id, owner's start time in clock ticks."""
-_CLAIM: Final = struct.Struct("=QQ")
-"""The writer's process id and start time; zeroes while nobody has opened the page to write."""
-_CLAIM_AT: Final = 64
-
-_PROGRESS: Final = struct.Struct("=QQQQQQQQ")
-"""sequence, step, phase, phase started, collective + 1, fingerprint + 1, progress, limit."""
-_BEAT: Final = struct.Struct("=QQQ")
-"""sequence, beat, collective + 1.  A zero in a "+ 1" field means not known."""
-_CHECK: Final = struct.Struct("=I")
-_PROGRESS_SLOTS: Final = (128, 256)
-_BEAT_SLOTS: Final = (384, 448)
-
-_PROGRESS_CHECKED: Final = struct.Struct(f"={_PROGRESS.size}sI")
-_BEAT_CHECKED: Final = struct.Struct(f"={_BEAT.size}sI")
 _PHASES: Final = {int(phase): phase for phase in Phase}
-
-_Path: TypeAlias = str | os.PathLike[str]
-
-
-class ProgressPageError(Exception):
-    """The page cannot be used.  The text is one sentence that says what to do."""
-
-
-class PageHeldError(ProgressPageError):
-    """A live process owns, or already writes, this page."""
-
-
-class WrongTokenError(ProgressPageError):
-    """The page was made for somebody else, usually another generation of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +84,10 @@ class Progress:
 
     ``step`` and the fields of the same publication are None until the first one; ``beat_ns`` is
     None until the first beat.  ``collective_seq`` is the later of what both writers said.
-    ``stable`` is False when a region kept changing under the reader: its values are then the
-    last ones that this reader saw whole.
+    ``collective_since_ns`` is when the training thread entered the collective that it is inside
+    of, None while it is in none; ``detail`` is ``read`` or ``write`` in checkpoint I/O.
+    ``groups`` are the process groups that the rank is a member of.  ``stable`` is False when a
+    region kept changing under the reader: its values are then the last ones that it saw whole.
     """
 
     step: int | None
@@ -88,9 +99,12 @@ class Progress:
     phase_limit_ns: int | None
     beat_ns: int | None
     stable: bool
+    collective_since_ns: int | None = None
+    detail: str = ""
+    groups: tuple[GroupPosition, ...] = ()
 
 
-def create_page(path: _Path, token: int) -> None:
+def create_page(path: AnyPath, token: int) -> None:
     """Create the page at ``path`` (mode 0600) for whoever knows ``token``; we become its owner.
 
     The page appears whole or not at all.  A page whose owner is dead is replaced.  Raises
@@ -102,9 +116,9 @@ def create_page(path: _Path, token: int) -> None:
     target = Path(path)
     page = bytearray(PAGE_BYTES)
     pid = os.getpid()
-    _HEADER.pack_into(page, 0, _MAGIC, LAYOUT_VERSION, token, pid, _start_ticks(pid) or 0)
-    with _exclusive(target.parent):
-        _refuse_if_held(target)
+    HEADER.pack_into(page, 0, MAGIC, LAYOUT_VERSION, token, pid, start_ticks(pid) or 0)
+    with exclusive(target.parent):
+        refuse_if_held(target)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -120,25 +134,27 @@ class PageWriter:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
-        self._published = _sequence(memory, _PROGRESS_SLOTS, _PROGRESS)
-        self._beaten = _sequence(memory, _BEAT_SLOTS, _BEAT)
+        self._published = _sequence(newest_words(memory, PROGRESS_SLOTS, PROGRESS))
+        self._beaten = _sequence(newest_words(memory, BEAT_SLOTS, BEAT))
+        self._named = names_sequence(memory)
+        self._named_groups: tuple[int, ...] | None = None
 
     @classmethod
-    def open(cls, path: _Path, token: int) -> Self:
+    def open(cls, path: AnyPath, token: int) -> Self:
         """Open the page and claim its writer's end.
 
         Raises `WrongTokenError`, `PageHeldError` when another live process writes it,
         `ProgressPageError` when it is no page of this layout, `OSError` when it is not there.
         """
-        memory = _map(path, token, writable=True)
-        pid, ticks = _CLAIM.unpack_from(memory, _CLAIM_AT)
-        if pid not in (0, os.getpid()) and _lives(pid, ticks):
+        memory = map_page(path, token, writable=True)
+        pid, ticks = CLAIM.unpack_from(memory, CLAIM_AT)
+        if pid not in (0, os.getpid()) and lives(pid, ticks):
             memory.close()
             raise PageHeldError(
                 f"progress page {os.fspath(path)} is written by process {pid}; "
                 "each rank needs a page of its own"
             )
-        _CLAIM.pack_into(memory, _CLAIM_AT, os.getpid(), _start_ticks(os.getpid()) or 0)
+        CLAIM.pack_into(memory, CLAIM_AT, os.getpid(), start_ticks(os.getpid()) or 0)
         return cls(memory)
 
     def publish(
@@ -160,9 +176,7 @@ class PageWriter:
         when the page is closed.
         """
         now = time.monotonic_ns() if now_ns is None else now_ns
-        sequence = self._published + 1
-        body = _PROGRESS.pack(
-            sequence,
+        self.write(
             step,
             phase,
             now if phase_started_ns is None else phase_started_ns,
@@ -171,17 +185,62 @@ class PageWriter:
             now,
             phase_limit_ns or 0,
         )
-        slot = _PROGRESS_SLOTS[sequence & 1]
-        _PROGRESS_CHECKED.pack_into(self._memory, slot, body, zlib.crc32(body))
+
+    def write(  # noqa: PLR0917 - keywords would double the price of the call
+        self,
+        step: int,
+        phase: int,
+        started_ns: int,
+        collective: int,
+        fingerprint: int,
+        now_ns: int,
+        limit_ns: int,
+        group: int = 0,
+        what: int = 0,
+        since_ns: int = 0,
+    ) -> None:
+        """Publish the words as they stand on the page (see `scout.page_layout`), for speed."""
+        sequence = self._published + 1
+        body = PROGRESS.pack(
+            sequence,
+            step,
+            phase,
+            started_ns,
+            collective,
+            fingerprint,
+            now_ns,
+            limit_ns,
+            group,
+            what,
+            since_ns,
+        )
+        PROGRESS_CHECKED.pack_into(
+            self._memory, PROGRESS_SLOTS[sequence & 1], body, zlib.crc32(body)
+        )
         self._published = sequence
 
-    def beat(self, now_ns: int, collective_seq: int | None) -> None:
-        """Say that the process runs, whatever its training thread is doing."""
+    def beat(
+        self, now_ns: int, collective_seq: int | None, groups: Sequence[GroupWords] = ()
+    ) -> None:
+        """Say that the process runs, whatever its training thread is doing.
+
+        ``groups`` are the process groups that it is a member of, the most important first.
+        """
+        self._name(groups)
         sequence = self._beaten + 1
-        body = _BEAT.pack(sequence, now_ns, 0 if collective_seq is None else collective_seq + 1)
-        slot = _BEAT_SLOTS[sequence & 1]
-        _BEAT_CHECKED.pack_into(self._memory, slot, body, zlib.crc32(body))
+        collective = 0 if collective_seq is None else collective_seq + 1
+        body, check = pack_beat(sequence, now_ns, collective, groups)
+        BEAT_CHECKED.pack_into(self._memory, BEAT_SLOTS[sequence & 1], body, check)
         self._beaten = sequence
+
+    def _name(self, groups: Sequence[GroupWords]) -> None:
+        """Write names and members when they are not those that stand there."""
+        present = tuple(it.group for it in groups)
+        if present == self._named_groups or (not present and self._named_groups is None):
+            return
+        self._named += 1
+        write_names(self._memory, self._named, pack_names(groups))
+        self._named_groups = present
 
     def close(self) -> None:
         """Let go of the page; what was published stays readable."""
@@ -193,13 +252,14 @@ class PageReader:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
-        self._progress = _Region(_PROGRESS_SLOTS, _PROGRESS)
-        self._beat = _Region(_BEAT_SLOTS, _BEAT)
+        self._progress = Region(PROGRESS_SLOTS, PROGRESS)
+        self._beat = Region(BEAT_SLOTS, BEAT)
+        self._names = Names()
 
     @classmethod
-    def open(cls, path: _Path, token: int) -> Self:
+    def open(cls, path: AnyPath, token: int) -> Self:
         """Open the page to read it.  Raises as `PageWriter.open` does, except for the claim."""
-        return cls(_map(path, token, writable=False))
+        return cls(map_page(path, token, writable=False))
 
     def read(self) -> Progress | None:
         """Return what the page says, or None when nothing was ever published."""
@@ -210,22 +270,25 @@ class PageReader:
             return None
         beat_ns = None if beat is None else beat[1]
         beat_seq = None if beat is None else _known(beat[2])
+        blank = Progress(
+            step=None,
+            phase=Phase.UNKNOWN,
+            phase_started_ns=None,
+            collective_seq=beat_seq,
+            fingerprint=None,
+            progress_ns=None,
+            phase_limit_ns=None,
+            beat_ns=beat_ns,
+            stable=stable,
+            groups=_positions(beat, said, self._names.read(self._memory)),
+        )
         if said is None:
-            return Progress(
-                step=None,
-                phase=Phase.UNKNOWN,
-                phase_started_ns=None,
-                collective_seq=beat_seq,
-                fingerprint=None,
-                progress_ns=None,
-                phase_limit_ns=None,
-                beat_ns=beat_ns,
-                stable=stable,
-            )
-        _, step, phase, started, collective, fingerprint, progress_ns, limit = said
+            return blank
+        _, step, phase, started, collective, fingerprint, progress_ns, limit, _, what, since = said
         said_seq = _known(collective)
         beat_is_later = said_seq is None or (beat_ns is not None and beat_ns >= progress_ns)
-        return Progress(
+        return replace(
+            blank,
             step=step,
             phase=_PHASES.get(phase, Phase.UNKNOWN),
             phase_started_ns=started,
@@ -233,8 +296,8 @@ class PageReader:
             fingerprint=_known(fingerprint),
             progress_ns=progress_ns,
             phase_limit_ns=limit or None,
-            beat_ns=beat_ns,
-            stable=stable,
+            collective_since_ns=since or None,
+            detail=detail_of(what),
         )
 
     def close(self) -> None:
@@ -242,107 +305,38 @@ class PageReader:
         self._memory.close()
 
 
-class _Region:
-    """One writer's two slots, and the last words that this reader saw whole."""
-
-    def __init__(self, slots: tuple[int, int], layout: struct.Struct) -> None:
-        self._slots = slots
-        self._layout = layout
-        self._last: tuple[int, ...] | None = None
-
-    def read(self, memory: mmap.mmap) -> tuple[tuple[int, ...] | None, bool]:
-        """Return the newest whole words, and whether they were there to be read just now."""
-        for _ in range(READ_TRIES_MAX):
-            newest = _newest(memory, self._slots, self._layout)
-            if newest is not None:
-                self._last = newest
-                return newest, True
-        return self._last, self._untouched(memory)
-
-    def _untouched(self, memory: mmap.mmap) -> bool:
-        return not any(any(memory[at : at + self._layout.size]) for at in self._slots)
-
-
-def _newest(
-    memory: mmap.mmap, slots: tuple[int, int], layout: struct.Struct
-) -> tuple[int, ...] | None:
-    """Return the slot with the highest sequence among those whose checksum holds."""
-    whole: list[tuple[int, ...]] = []
-    for at in slots:
-        copy = memory[at : at + layout.size + _CHECK.size]
-        body = copy[: layout.size]
-        if _CHECK.unpack(copy[layout.size :])[0] == zlib.crc32(body):
-            whole.append(layout.unpack(body))
-    return max(whole, default=None)
+def _positions(
+    beat: Sequence[int] | None, said: Sequence[int] | None, names: Mapping[int, GroupName]
+) -> tuple[GroupPosition, ...]:
+    """Return the sampled groups; of its own collective the training thread has the later word."""
+    if beat is None:
+        return ()
+    positions: list[GroupPosition] = []
+    for group, count, sampled_fingerprint, sampled_what in beat_groups(beat):
+        named = names.get(group)
+        if named is None or not count:
+            continue
+        is_own = said is not None and said[8] == group
+        is_in_it = said[10] != 0 if said is not None and is_own else is_inside(sampled_what)
+        fingerprint, what = sampled_fingerprint, sampled_what
+        if said is not None and is_own and is_in_it:
+            fingerprint, what = said[5], said[9]
+        positions.append(
+            GroupPosition(
+                name=named.name,
+                ranks=named.ranks,
+                seq=count - 1,
+                fingerprint=_known(fingerprint) or 0,
+                op=operation_of(what),
+                inside=is_in_it,
+            )
+        )
+    return tuple(positions)
 
 
-def _sequence(memory: mmap.mmap, slots: tuple[int, int], layout: struct.Struct) -> int:
-    newest = _newest(memory, slots, layout)
+def _sequence(newest: tuple[int, ...] | None) -> int:
     return 0 if newest is None else newest[0]
 
 
 def _known(plus_one: int) -> int | None:
     return plus_one - 1 if plus_one else None
-
-
-def _map(path: _Path, token: int, *, writable: bool) -> mmap.mmap:
-    name = os.fspath(path)
-    with Path(path).open("r+b" if writable else "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(_HEADER.size)
-        if size != PAGE_BYTES or header[: len(_MAGIC)] != _MAGIC:
-            raise ProgressPageError(f"{name} is not a progress page")
-        _, version, page_token, _, _ = _HEADER.unpack(header)
-        if version != LAYOUT_VERSION:
-            raise ProgressPageError(
-                f"progress page {name} has layout {version}, this program speaks "
-                f"{LAYOUT_VERSION}; run the same version beside and inside the job"
-            )
-        if page_token != token:
-            raise WrongTokenError(
-                f"the token does not open progress page {name}; it belongs to another run"
-            )
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return mmap.mmap(file.fileno(), PAGE_BYTES, access=access)
-
-
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process at a time create or replace pages in ``folder``."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _refuse_if_held(target: Path) -> None:
-    try:
-        found = target.read_bytes()
-    except FileNotFoundError:
-        return
-    if len(found) != PAGE_BYTES or not found.startswith(_MAGIC):
-        raise ProgressPageError(f"{target} exists and is not a progress page; remove it")
-    _, _, _, pid, ticks = _HEADER.unpack_from(found)
-    if _lives(pid, ticks):
-        raise PageHeldError(
-            f"progress page {target} belongs to process {pid}, which is running; "
-            "stop it or use another folder"
-        )
-
-
-def _lives(pid: int, ticks: int) -> bool:
-    """Tell a live process from a dead one whose number was given to another."""
-    now = _start_ticks(pid)
-    return now is not None and now == ticks
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Return when ``pid`` started, in clock ticks since boot; None when it runs no more."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -131,6 +131,9 @@ class ProgressPages:
             collective_seq=progress.collective_seq,
             progress_age_ns=_age(progress.progress_ns, now),
             heartbeat_age_ns=_age(progress.beat_ns, now),
+            phase_limit_ns=progress.phase_limit_ns,
+            phase_started_age_ns=_age(progress.phase_started_ns, now),
+            groups=progress.groups,
         )
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scout.hang import Phase
+from scout.page_layout import GROUPS_MAX, GroupWords, pack_what, ranks_of, runs_of
 from scout.progress import (
     PageHeldError,
     PageReader,
@@ -242,3 +243,81 @@ def test_a_reader_falls_back_on_what_it_saw_whole(page):
         file.write(b"\1")
     said = reader.read()
     assert (said.step, said.stable) == (5, False)
+
+
+def words(group, ranks, *, seq=3, fingerprint=None, operation=0, inside=False):
+    return GroupWords(
+        group=group,
+        name=f"group-{group}",
+        ranks=tuple(ranks),
+        seq=seq,
+        fingerprint=fingerprint,
+        operation=operation,
+        inside=inside,
+    )
+
+
+def test_groups_are_read_with_their_members(page):
+    """Nobody could say which of twenty groups a rank is late for."""
+    reader, writer = PageReader.open(page, 7), PageWriter.open(page, 7)
+    dp, tp = words(5, range(0, 1024, 8), fingerprint=77, operation=2), words(6, [0, 1, 5])
+    writer.beat(10, 4, [dp, tp])
+    groups = reader.read().groups
+    assert [(it.name, it.seq, it.op, it.fingerprint) for it in groups] == [
+        ("group-5", 3, "all_reduce", 77),
+        ("group-6", 3, "", 0),
+    ]
+    assert [it.ranks for it in groups] == [tuple(range(0, 1024, 8)), (0, 1, 5)]
+    writer.beat(11, 4, [words(7, [0])])
+    assert [it.ranks for it in reader.read().groups] == [(0,)]
+
+
+def test_the_training_thread_has_the_last_word_on_its_own_collective(page):
+    """A rank that is inside one would look outside it until the next sample."""
+    reader, writer = PageReader.open(page, 7), PageWriter.open(page, 7)
+    writer.beat(10, 4, [words(5, [0, 1], fingerprint=1, operation=2), words(6, [0, 2])])
+    writer.write(3, Phase.COLLECTIVE, 20, 0, 9 + 1, 20, 0, 5, pack_what(4, inside=True), 20)
+    said = reader.read()
+    assert (said.collective_since_ns, said.phase) == (20, Phase.COLLECTIVE)
+    own, other = said.groups
+    assert (own.inside, own.op, own.fingerprint) == (True, "broadcast", 9)
+    assert (other.inside, other.op) == (False, "")
+    writer.beat(25, 4, [words(5, [0, 1], fingerprint=9, operation=4, inside=True)])
+    writer.write(3, Phase.FORWARD, 30, 0, 9 + 1, 30, 0, 5, pack_what(4, inside=False), 0)
+    assert [it.inside for it in reader.read().groups] == [False]
+
+
+def test_groups_without_bound_do_not_break_the_page(page):
+    """One script that makes a group per layer would silence its rank."""
+    reader, writer = PageReader.open(page, 7), PageWriter.open(page, 7)
+    odd = [words(it, [2**k for k in range(16)]) for it in range(1, 200)]
+    writer.beat(10, 4, odd)
+    assert 0 < len(reader.read().groups) <= GROUPS_MAX
+
+
+@given(st.sets(st.integers(0, 100_000)))
+def test_ranks_survive_being_written_as_runs(ranks):
+    """A wait would lead to a rank that is no member."""
+    assert ranks_of(runs_of(sorted(ranks))) == tuple(sorted(ranks))
+
+
+def test_half_written_names_show_the_names_before(page):
+    """A kill in the wrong moment would leave counts of groups that nobody can name."""
+    writer = PageWriter.open(page, 7)
+    writer.beat(10, 4, [words(5, [0, 1])])
+    writer.beat(11, 4, [words(5, [0, 1]), words(6, [0, 2])])
+    text = page.read_bytes()
+    at = text.rindex(b'"group-6"')
+    with page.open("r+b") as file:
+        file.seek(at)
+        file.write(b"noise")
+    assert [it.name for it in PageReader.open(page, 7).read().groups] == ["group-5"]
+    PageWriter.open(page, 7).beat(12, 4, [words(6, [0, 2])])
+    assert [it.name for it in PageReader.open(page, 7).read().groups] == ["group-6"]
+
+
+def test_a_checkpoint_phase_says_which_way_the_bytes_go(page):
+    """A storage that cannot be read and one that is full are mended differently."""
+    PageWriter.open(page, 7).write(1, Phase.CHECKPOINT, 5, 0, 0, 5, 9, 0, pack_what(0, False, 2))
+    said = PageReader.open(page, 7).read()
+    assert (said.phase, said.detail, said.phase_limit_ns) == (Phase.CHECKPOINT, "write", 9)
