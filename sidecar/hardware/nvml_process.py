@@ -34,13 +34,17 @@ EventKey = tuple[int | None, int, int | None]
 
 
 class NvmlProcess:
-    """A running helper.  ``heard`` is called, on a thread of this object, whenever it speaks."""
+    """A running helper.  ``heard`` is called, on a thread of this object, whenever it speaks.
+
+    Its argument is True for an error event that is the first of its kind.
+    """
 
     def __init__(self, spec: dict[str, Any], heard: Callable[[bool], None]) -> None:
         self._heard = heard
         self._lock = threading.Lock()
         self._messages: deque[dict[str, Any]] = deque(maxlen=MESSAGES_MAX)
         self._events: dict[EventKey, int] = {}
+        self._met: set[EventKey] = set()
         self.heard_at = Instant(time.monotonic_ns())
         self.ended = False
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -116,17 +120,22 @@ class NvmlProcess:
                 except ValueError:
                     break
                 self.heard_at = Instant(time.monotonic_ns())
-                urgent = "xid" in message
+                urgent = False
                 with self._lock:
-                    if urgent:
-                        self._count(message)
+                    if "xid" in message:
+                        urgent = self._count(message)
                     else:
                         self._messages.append(message)
                 self._heard(urgent)
         self.ended = True
         self._heard(False)
 
-    def _count(self, event: dict[str, Any]) -> None:
+    def _count(self, event: dict[str, Any]) -> bool:
+        """Count an event.  Returns whether it is the first of its kind: a storm is not urgent."""
         key = (event["id"], int(event["xid"]), event["instance"])
         if key in self._events or len(self._events) < EVENT_KINDS_MAX:
             self._events[key] = self._events.get(key, 0) + 1
+        if key in self._met or len(self._met) >= EVENT_KINDS_MAX:
+            return False
+        self._met.add(key)
+        return True

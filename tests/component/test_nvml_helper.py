@@ -2,11 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scout.clock import Instant
 from sidecar.hardware.health import HardwareHealth, HealthCleared, HealthConfig, HealthEvent
@@ -14,7 +18,7 @@ from sidecar.hardware.nvml_answers import DEVICE_METRICS
 from sidecar.hardware.nvml_probe import NvmlProbe
 from sidecar.hardware.readings import Metric, Severity
 from sidecar.hardware.snapshot import DeviceHealth
-from tests.fakenvml.build import FakeNvml, compiler
+from tests.fakenvml.build import WELL, FakeNvml, compiler
 
 pytestmark = [
     pytest.mark.component,
@@ -304,3 +308,71 @@ def test_without_the_library_everything_is_unknown_and_says_why(
     assert (row.severity, row.reason) == (Severity.UNKNOWN, "NVML Shared Library Not Found")
     assert ours.node().severity is Severity.UNKNOWN
     assert ours.outcomes == []
+
+
+PARENT = """
+import sys, time
+from sidecar.hardware.nvml_process import NvmlProcess
+process = NvmlProcess({"pci": ["0000:18:00"]}, lambda urgent: None)
+while not any("hello" in message for message in process.take()):
+    time.sleep(0.01)
+process.send({"round": 1})
+while not any("step" in message for message in process.take()):
+    time.sleep(0.01)
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_helper_ends_with_its_parent_even_in_a_call_that_never_returns(
+    node: Callable[..., Node],
+) -> None:
+    """A node would keep a stuck process, and an open driver, for every sidecar that was killed."""
+    ours = node()
+    ours.fake.set(all_temperature="hang")
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as parent:
+        assert parent.stdout is not None
+        helper = int(parent.stdout.readline())
+        os.kill(helper, 0)
+        parent.kill()
+    deadline = time.monotonic() + PATIENCE_S
+    while Path(f"/proc/{helper}").exists() and not _is_zombie(helper):
+        assert time.monotonic() < deadline, "the helper outlived its parent"
+        time.sleep(0.02)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+_ANSWERS = st.one_of(
+    st.integers(0, 3),
+    st.integers(-(2**40), 2**63 - 1),
+    st.sampled_from(["error:2", "error:3", "error:15", "error:16", "error:19", "error:999"]),
+    st.none(),
+)
+_KEYS = st.sampled_from([*WELL, "lost", "margin", "field193", "field215", "sram_exceeded", "open"])
+
+
+def test_whatever_the_driver_answers_is_read_without_an_error(node: Callable[..., Node]) -> None:
+    """One odd answer of one device would end the watch over all of them."""
+    ours = node(look_again_s=0.2)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.dictionaries(_KEYS, _ANSWERS, max_size=6), st.integers(0, 9))
+    def read(rules: dict[str, object], count: int) -> None:
+        ours.fake.set(node_count=count, **{f"gpu3_{key}": value for key, value in rules.items()})
+        ours.poll()
+        ours.fake.set(node_count=8, **dict.fromkeys([f"gpu3_{key}" for key in rules]))
+
+    read()
+    ours.probe._main.stop()
+    ours.probe._main.start_again_at_once()
+    ours.until(lambda: ours.state(6, Metric.TEMPERATURE_C) is Severity.HEALTHY, "sight again")
+    others = {index for index, metric in ours.fatal() if metric is not Metric.DEVICE_MISSING}
+    assert others <= {3}, "an odd answer of one device convicts no other"
