@@ -158,6 +158,7 @@ def test_c51_a_device_that_answers_again_goes_back_to_the_others(bench: Bench) -
     bench.until(lambda: bench.probe._solos)
     bench.fake.set(**{f"gpu{place}_temperature": 60})
     bench.until(lambda: not bench.probe._solos)
+    bench.until(lambda: len(bench.probe.helpers) == 1)
     bench.until(lambda: bench.device(place).severity is Severity.HEALTHY)
     assert len(bench.probe.helpers) == 1
 
