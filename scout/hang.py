@@ -24,7 +24,7 @@ from scout.clock import SECOND
 from scout.consensus import exact
 from scout.desync import desync
 from scout.direct import judge_machines
-from scout.roots import judge_roots, rightly_waited_for
+from scout.roots import judge_roots, rightly_waited_for, stops_by_itself
 from scout.scene import Scene, positions_of, presence, silence_ns, vector
 from scout.snapshot import GroupPosition, Phase, RankSnapshot, doing, is_overdue, place
 from scout.stages import stalled_stage
@@ -106,8 +106,18 @@ def _silent(scene: Scene) -> Attributed | None:
 
 
 def _in_stage(scene: Scene) -> Attributed | None:
-    overdue = [it.rank for it in scene.ranks if is_overdue(it, scene.stall_ns)]
-    return stalled_stage(scene.ranks, scene.members, overdue)
+    """Return who hangs in a stage of its own, and not in something that it waits for there."""
+    positions = positions_of(scene.ranks)
+    lowest = min(positions.values(), default=None)
+    alone = [
+        it.rank
+        for it in scene.ranks
+        if is_overdue(it, scene.stall_ns)
+        and it.rank not in scene.waits.waiters
+        and positions.get(it.rank) == lowest
+        and stops_by_itself(it, scene)
+    ]
+    return stalled_stage(scene.ranks, scene.members, alone)
 
 
 def _behind(scene: Scene) -> Verdict | None:

@@ -24,7 +24,7 @@ def judge_roots(scene: Scene) -> Verdict | None:
     group: in a job of many groups a second root may wait for something that nobody can see.
     """
     roots = [scene.by_rank[rank] for rank in scene.waits.roots]
-    guilty = [it for it in roots if _is_guilty(it, scene)]
+    guilty = [it for it in roots if stops_by_itself(it, scene)]
     one_group = len({(g.name, g.ranks) for it in scene.ranks for g in it.groups}) == 1
     if len(guilty) == 1 or (one_group and guilty and 2 * len(guilty) < len(scene.ranks)):
         return _attribute(guilty, scene)
@@ -60,8 +60,8 @@ def rightly_waited_for(
     return Agree(why=f"the others wait for rank {it.rank}, which is {reason}", evidence=evidence)
 
 
-def _is_guilty(it: RankSnapshot, scene: Scene) -> bool:
-    """Return whether a root is stopped by nothing but itself.
+def stops_by_itself(it: RankSnapshot, scene: Scene) -> bool:
+    """Return whether a rank that waits for nobody is stopped by nothing but itself.
 
     One inside a collective that everybody has entered waits for a network, one whose position is
     as old as its last beat may have moved on, and one that shares a group with a rank of unknown

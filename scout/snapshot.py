@@ -37,8 +37,8 @@ class GroupPosition:
     what the last of them was (operation, type, shape, root), 0 when not known, and ``op`` names
     it.  ``inside`` says that the rank has entered it and not come out.
 
-    Point-to-point operations have positions too: a pair of ranks is a group of its own, in which
-    both count the messages they exchange.
+    A point-to-point channel is a group of two with a name of its own for each direction: both
+    ends count the messages, and ``op`` is "send" on one end and "recv" on the other.
     """
 
     name: str

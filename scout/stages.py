@@ -68,19 +68,19 @@ class StageWatch:
 
 
 def stalled_stage(
-    ranks: Sequence[RankSnapshot], electorate: Collection[int], overdue: Collection[int]
+    ranks: Sequence[RankSnapshot], electorate: Collection[int], alone: Collection[int]
 ) -> Attributed | None:
-    """Return who is overdue in a stage that most ranks are clear of.
+    """Return who of ``alone`` hangs in a stage that most ranks are clear of.
 
-    The limit by which a rank is ``overdue`` is the absolute threshold, and being silent for so
-    long is persistence enough.
+    ``alone`` are the ranks that are overdue and wait for nobody: the limit that they exceeded is
+    the absolute threshold, and being silent for so long is persistence enough.
     """
     ratio = StageThresholds().ratio
     found = [
         it
         for stage in STAGES
         for it in stage_suspects(ranks, electorate, stage, 0, ratio)
-        if it.rank in overdue
+        if it.rank in alone
     ]
     return _attribute(found, len(set(electorate)))
 

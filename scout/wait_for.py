@@ -11,12 +11,13 @@ count share a node: "whoever is at this count waits for everybody below".
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from scout.snapshot import GroupPosition, RankSnapshot
 
 GroupKey: TypeAlias = tuple[str, tuple[int, ...]]
 """A name alone may be used twice, by groups that share no member."""
+_SENDS: Final = frozenset({"send", "isend"})
 _Node: TypeAlias = Hashable
 """A rank (int), or a (group, count) that stands for everybody at that count."""
 
@@ -34,8 +35,9 @@ class WaitFor:
     """Where waiting leads.
 
     ``roots`` are waited for and wait for nobody; ``waited_for`` holds, for each rank that others
-    wait for at first hand, one such wait.  ``cycle`` is a circle of ranks from which no root is
-    reached, each waiting for the next, empty when there is none.
+    wait for at first hand, one such wait, in the smallest group that shows one.  ``cycle`` is a
+    circle of ranks from which no root is reached, each waiting for the next, empty when there is
+    none.
     """
 
     roots: tuple[int, ...]
@@ -47,8 +49,9 @@ class WaitFor:
 def wait_for(ranks: Sequence[RankSnapshot], moving: Collection[int]) -> WaitFor:
     """Build and follow the graph.  Ranks in ``moving`` make progress: they wait for nobody."""
     graph = _Graph()
-    for key, members in sorted(_by_group(ranks).items()):
-        _add_group(graph, key, members, moving)
+    groups = _by_group(ranks)
+    for key in sorted(groups, key=lambda key: (len(key[1]), key)):
+        _add_group(graph, key, groups[key], moving)
     waiters = {node for node in graph.after if isinstance(node, int)}
     reached = {node for node in _reached(graph.after, waiters) if isinstance(node, int)}
     roots = tuple(sorted(reached - waiters))
@@ -65,10 +68,11 @@ def waits_in(it: RankSnapshot) -> tuple[GroupPosition, ...]:
     """Return the positions in which a rank may be waiting.
 
     A rank that says which collective it is inside waits there and nowhere else; one that does
-    not say may wait in any of its groups.
+    not say may wait in any of its groups.  A message that was sent and not yet received is no
+    wait of the sender's, unless it says so.
     """
     inside = tuple(group for group in it.groups if group.inside)
-    return inside or it.groups
+    return inside or tuple(group for group in it.groups if group.op not in _SENDS)
 
 
 @dataclass(slots=True)
