@@ -92,7 +92,7 @@ def kernel_text(line: str) -> str | None:
 def read_line(line: str) -> KernelLine | Mark | None:
     """Read one line of any log format; None when the kernel did not write it."""
     line = line[:LINE_CHARS_MAX].rstrip("\r\n")
-    if line.startswith("{"):
+    if line.startswith('{"'):
         return _from_json(line)
     if line.startswith("-- ") and _BOOT.match(line):
         return Mark.BOOT
@@ -238,11 +238,13 @@ _ENTRY_STARTS: Final = (
 class LineReader:
     """Lines of any format in a row, as they come; journal export entries are put together.
 
-    A record's own dictionary lines are dropped here, because waiting for them would hold back the
-    record; `read_record` takes a record whole.
+    An entry is told as soon as its transport and its words are known, because the blank line at
+    its end may come late or have been dropped.  A record's own dictionary lines are dropped here
+    for the same reason; `read_record` takes a record whole.
     """
 
     _fields: dict[str, str] | None = None
+    _told: bool = False
     _awaits: str | None = None
 
     def feed(self, line: str) -> KernelLine | Mark | None:
@@ -251,35 +253,53 @@ class LineReader:
         if self._fields is not None:
             return self._within(self._fields, line)
         if line.startswith(_ENTRY_STARTS):
-            self._fields = {}
+            self._fields, self._told = {}, False
             return self._within(self._fields, line)
         if not line or line[0] == " ":
             return None
         return read_line(line)
 
-    def end(self) -> KernelLine | Mark | None:
-        """Return an entry that nothing ended."""
-        fields, self._fields, self._awaits = self._fields, None, None
-        return _entry(fields, "") if fields else None
-
     def _within(self, fields: dict[str, str], line: str) -> KernelLine | Mark | None:
         if self._awaits is not None:
-            # Binary form: eight bytes of length, the last of which are zero, then the value.
-            fields[self._awaits] = line[line.rfind("\0", 0, 16) + 1 :]
-            self._awaits = None
-            return None
+            name, self._awaits = self._awaits, None
+            return self._field(fields, name, _binary(line))
         found = _FIELD.fullmatch(line)
         if found is not None:
-            if len(fields) < FIELDS_MAX or found[1] in ("MESSAGE", "_TRANSPORT"):
-                fields.setdefault(found[1], found[2])
+            if found[1] == "__CURSOR" and fields:
+                fields, self._told = {}, False
+                self._fields = fields
+            return self._field(fields, found[1], found[2])
+        if line and line.isupper() and line.replace("_", "A").isalnum():
+            self._awaits = line[:FIELDS_MAX]
             return None
-        if not line:
-            return self.end()
-        if line.isupper() and len(line) <= FIELDS_MAX and line.replace("_", "A").isalnum():
-            self._awaits = line
+        self._fields = None
+        return self.feed(line) if line else None
+
+    def _field(self, fields: dict[str, str], name: str, value: str) -> KernelLine | Mark | None:
+        if len(fields) < FIELDS_MAX or name in _NEEDED:
+            fields.setdefault(name, value)
+        if self._told or not all(needed in fields for needed in _NEEDED):
             return None
-        self.end()
-        return self.feed(line)
+        self._told = True
+        return _entry(fields, "")
+
+
+_NEEDED: Final = ("MESSAGE", "_TRANSPORT")
+
+
+def _binary(line: str) -> str:
+    """Return a value of the binary form: eight bytes of its length come first.
+
+    Their zeros may have been dropped on the way, and bytes that are no text replaced.
+    """
+    if "\0" in line[:8]:
+        return line[line.rfind("\0", 0, 8) + 1 :]
+    for size in (1, 2):
+        if line[:size].encode("latin-1", "replace") == len(line[size:].encode()).to_bytes(
+            size, "little"
+        ):
+            return line[size:]
+    return line.lstrip("\ufffd") if line.startswith("\ufffd") else line
 
 
 def read_log(text: str) -> Iterator[KernelLine | Mark]:
@@ -298,6 +318,3 @@ def read_log(text: str) -> Iterator[KernelLine | Mark]:
             found = reader.feed(line)
         if found is not None:
             yield found
-    last = reader.end()
-    if last is not None:
-        yield last

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -9,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from scout.clock import Instant
 from sidecar.events import HardwareFinding, ProcessNote
+from sidecar.hardware.kernel_events import KernelKind
+from sidecar.hardware.kernel_line import KernelLine, Mark
 from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
+from sidecar.hardware.kernel_sources import Cursor, KernelDevice
 from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.hardware.xid import XidSeverity, normalise_pci
+from sidecar.logs.follow import FollowCounters
 
 pytestmark = pytest.mark.component
 
@@ -186,6 +192,125 @@ def test_a_rotated_log_is_followed(tmp_path):
     asyncio.run(scenario())
 
 
+def test_a_killed_process_is_told_with_who_killed_it(tmp_path):
+    """The crash would be called a mystery, and the same batch size would be tried again."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(
+                "[1.5] Memory cgroup out of memory: Killed process 63214 (python3) "
+                "total-vm:214748364kB, anon-rss:98123456kB\n" + xid(31)
+            )
+            await until(lambda: len(kernel.notes) >= 2)
+        assert kernel.findings == []
+        killed, faulted = kernel.notes
+        assert (killed.pid, killed.reason) == (63214, "OomKilled")
+        assert killed.killer == "the kernel's OOM killer"
+        assert "its container" in killed.message
+        assert (faulted.pid, faulted.killer) == (77, "")
+        assert kernel.watcher.counters.kinds[KernelKind.OOM_KILL] == 1
+        assert kernel.watcher.counters.gpu_xids == {(5, 31): 1}
+        recent = kernel.watcher.recent(Instant(time.monotonic_ns()))
+        assert any("OOM killer" in line for line in recent)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_whose_disk_turned_read_only_takes_no_more_work(tmp_path):
+    """It would confirm checkpoints that it cannot write."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write("kernel: [7.1] EXT4-fs (md0): Remounting filesystem read-only\n")
+            (finding,) = await kernel.found()
+        assert (finding.gpu, finding.reason) == (None, "FileSystemReadOnly")
+
+    asyncio.run(scenario())
+
+
+def test_a_journal_written_to_a_file_is_believed_by_transport(tmp_path):
+    """Anybody may log under the name of the kernel and take a node out of the job."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "journal.export")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            entry = "__CURSOR=x\n_TRANSPORT={}\nSYSLOG_IDENTIFIER=kernel\nMESSAGE={}\n\n"
+            kernel.write(entry.format("syslog", xid(79)[8:].strip()))
+            kernel.write(entry.format("kernel", xid(48)[8:].strip()))
+            (finding,) = await kernel.found()
+        assert finding.reason == "Xid48"
+
+    asyncio.run(scenario())
+
+
+def test_whoever_asks_first_hears_what_the_log_holds_now(tmp_path):
+    """A worker's death would be reported a moment before the reason for it."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        kernel.watcher = KernelLogWatcher(kernel.path, GPUS, kernel.take, poll_s=3600)
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write("Killed process 5 (x) total-vm:1kB\n")
+            seen: list[int] = []
+            kernel.watcher.after_catching_up(lambda: seen.append(len(kernel.notes)))
+            await until(lambda: seen)
+        assert seen == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_storm_is_read_without_end_and_counted(tmp_path):
+    """A reader that cannot keep up would see the fatal line hours later."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(xid(13) * 20_000 + xid(79))
+            (finding,) = await kernel.found()
+        assert finding.reason == "Xid79"
+        assert kernel.watcher.counters.xids[XidSeverity.APP] == 20_000
+
+    asyncio.run(scenario())
+
+
+def test_the_place_in_the_device_is_kept_over_a_restart(tmp_path):
+    """An Xid that came while the sidecar was being restarted would never be heard of."""
+    counters = FollowCounters()
+    cursor = tmp_path / "cursor.json"
+    before = KernelDevice(KMSG, counters, cursor)
+    assert before._record(f"4,41,7,-;{xid(13)[8:]}")
+    before.judged()
+    kept = Cursor(cursor).load()
+    assert kept == 41
+    after = KernelDevice(KMSG, counters, cursor)
+    after._after = kept
+    assert after._record(f"4,40,6,-;{xid(95)[8:]}") == []  # judged by the one before
+    assert after._record(f"4,41,7,-;{xid(13)[8:]}") == []
+    (late,) = after._record(f"4,42,8,-;{xid(79)[8:]}")
+    assert isinstance(late, KernelLine)
+    assert "79" in late.text
+    behind = KernelDevice(KMSG, counters, cursor)
+    behind._after = kept
+    assert behind._record(f"4,99,9,-;{xid(79)[8:]}")[0] is Mark.GAP  # 42 to 98 are lost
+    cursor.write_text(json.dumps({"boot": "another", "seq": 41}))
+    assert Cursor(cursor).load() is None
+    for damaged in ("", "[]", "{", '{"boot": 1}'):
+        cursor.write_text(damaged)
+        assert Cursor(cursor).load() is None
+
+
 @pytest.mark.skipif(not os.access(KMSG, os.W_OK), reason="the kernel's log may not be written")
 def test_the_kernels_own_log_is_read_record_by_record():
     """Containers often have no log file, only this device."""
@@ -208,3 +333,20 @@ def test_an_inventory_names_its_devices_or_says_why_it_cannot():
         assert normalise_pci(gpu.pci) == gpu.pci
     assert list_gpus(timeout_s=0).reason
     assert GpuInventory(reason="no").by_pci() == {}
+
+
+@pytest.mark.skipif(not os.access(KMSG, os.W_OK), reason="the kernel's log may not be written")
+def test_what_a_program_writes_into_the_kernels_device_convicts_nobody(tmp_path):
+    """Whoever may write there could take any node out of the job."""
+
+    async def scenario() -> None:
+        kernel = Kernel(KMSG)
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            KMSG.write_text("EXT4-fs (outrider-test): Remounting filesystem read-only\n")
+            await until(lambda: kernel.watcher.counters.lines >= 1)
+            await kernel.watcher.catch_up()
+        assert kernel.findings == []
+        assert kernel.watcher.counters.kinds[KernelKind.READ_ONLY] == 0
+
+    asyncio.run(scenario())
