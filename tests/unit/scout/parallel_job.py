@@ -74,12 +74,12 @@ def program(shape: Shape, rank: int) -> Iterator[Op]:
 def _pass(shape: Shape, rank: int, step: int, phase: Phase, came: int) -> Iterator[Op]:
     before, after = shape.neighbour(rank, came), shape.neighbour(rank, -came)
     if before is not None:
-        yield Op("recv", phase, _channel(before, rank), "recv", step)
+        yield Op("recv", phase, _pair(before, rank), "recv", step)
     for _ in range(shape.layers):
         yield Op("work", phase, step=step)
         yield from _collective("tp", shape.tensor_group(rank), phase, step)
     if after is not None:
-        yield Op("send", phase, _channel(rank, after), "send", step)
+        yield Op("send", phase, _pair(rank, after), "send", step)
 
 
 def _collective(name: str, ranks: tuple[int, ...], phase: Phase, step: int) -> Iterator[Op]:
@@ -87,8 +87,9 @@ def _collective(name: str, ranks: tuple[int, ...], phase: Phase, step: int) -> I
         yield Op("collective", phase, (name, ranks), "all_reduce", step)
 
 
-def _channel(sender: int, receiver: int) -> tuple[str, tuple[int, ...]]:
-    return f"p2p {sender}>{receiver}", tuple(sorted((sender, receiver)))
+def _pair(one: int, other: int) -> tuple[str, tuple[int, ...]]:
+    """Both directions share a pair: each end counts what it sent and what it waited for."""
+    return f"pp:{min(one, other)}-{max(one, other)}", tuple(sorted((one, other)))
 
 
 @dataclass
@@ -111,7 +112,8 @@ class Trace:
         self.counts = {rank: defaultdict(int) for rank in range(self.shape.size)}
         self.at = dict.fromkeys(range(self.shape.size), 0)
         self._arrived: dict[tuple[str, tuple[int, ...]], set[int]] = defaultdict(set)
-        self._mail: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+        self._mail: dict[tuple[tuple[int, ...], int], int] = defaultdict(int)
+        """Pair and sender -> messages on their way."""
         front = list(range(self.shape.size))
         while front:
             front += self._run(front.pop())
@@ -136,12 +138,13 @@ class Trace:
 
     def _passes(self, rank: int, op: Op, woken: list[int]) -> bool:
         if op.kind == "send":
-            self._mail[op.group] += 1
+            self._mail[op.group[1], rank] += 1
             woken += [other for other in op.group[1] if self.blocked.get(other, op).kind == "recv"]
         if op.kind == "recv":
-            if not self._mail[op.group]:
+            sender = next(other for other in op.group[1] if other != rank)
+            if not self._mail[op.group[1], sender]:
                 return False
-            self._mail[op.group] -= 1
+            self._mail[op.group[1], sender] -= 1
         if op.kind == "collective":
             arrived = self._arrived[op.group]
             if rank not in arrived:
@@ -166,6 +169,7 @@ class Trace:
         op = steps[min(at, len(steps) - 1)]
         inside = self.blocked.get(rank)
         groups = {op.group: op.name for op in steps if op.kind != "work"}
+        groups |= {op.group: op.name for op in steps[: at + 1] if op.kind != "work"}
         return RankSnapshot(
             rank=rank,
             node=f"node-{rank // 8}",
