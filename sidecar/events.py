@@ -68,7 +68,10 @@ class WorkerSpoke:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFinding:
-    """A log rule turned bad (``kind`` LOG_RULE, LOG_SLOW or LOG_HANG)."""
+    """A log rule turned bad (``kind`` LOG_RULE, LOG_SLOW or LOG_HANG).
+
+    ``block`` is the traceback that ends in ``line``, if it is the end of one.
+    """
 
     generation: int
     local_rank: int
@@ -78,6 +81,7 @@ class LogFinding:
     line: str
     age_ns: int = 0
     step: int | None = None
+    block: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ def log_fault(event: LogFinding, rank: int) -> FaultReport:
         rank=rank,
         local_rank=event.local_rank,
         step=event.step,
-        evidence=(event.line,) if event.line else (),
+        evidence=event.block or ((event.line,) if event.line else ()),
     )
 
 

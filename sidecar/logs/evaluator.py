@@ -8,11 +8,9 @@ nor clocks: lines and instants come in.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
 
-from scout.clock import Duration, Instant, after, seconds, since
+from scout.clock import Duration, Instant
 from sidecar.logs.block import Block, block_of
 from sidecar.logs.numbers import Extracted, number
 from sidecar.logs.patterns import Hit
@@ -20,7 +18,8 @@ from sidecar.logs.phases import Phases
 from sidecar.logs.prefixes import without_prefix
 from sidecar.logs.records import IndentedRecords
 from sidecar.logs.rules import LogRule, RankScope
-from sidecar.logs.verdicts import LogState, LogVerdict, in_seconds, worst
+from sidecar.logs.silence import SILENT_START_MAX, NodeView, Place, Silence
+from sidecar.logs.verdicts import LogState, LogVerdict, line_at, worst
 from sidecar.logs.watch import Watch, line_step, metric_values
 
 __all__ = [
@@ -35,37 +34,10 @@ __all__ = [
     "number",
 ]
 
-SILENT_START_MAX: Final = seconds(1800.0)
-"""With a recurrence and no start cut-off, a first match may take this long.
-
-Start-up (imports, a large checkpoint, compilation) is far slower than a step, so the recurrence
-itself would restart healthy jobs for ever; but a job that never begins must be found too.
-"""
-
 _Steps = list[tuple[int, Watch, Hit]]
 
 When = Callable[[Block, int], Instant]
 """When a line was written, by its place in a block: for output of the past."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Which rank this is.  ``lead`` is one rank of each node, which speaks for all of them."""
-
-    rank: int = 0
-    world_size: int = 1
-    lead: bool = True
-    whole_job: bool = True
-    """Every rank of the job runs on this node."""
-
-
-@dataclass(slots=True)
-class NodeView:
-    """What the ranks of a node know of one another.  ``changes`` grows with every match."""
-
-    progress: dict[str, Instant] = field(default_factory=dict)
-    phases: list[Phases] = field(default_factory=list)
-    changes: int = 0
 
 
 class LogEvaluator:
@@ -86,17 +58,17 @@ class LogEvaluator:
         ``on_extracted`` is told every metric with its rule and its place in the block; without
         it only the last one is kept.
         """
-        self._began = now
         self._place = place or Place()
         self._node = node or NodeView()
         self._watches = [
-            Watch(rule=rule)
+            self._watch(rule)
             for rule in rules
-            if rule.phase is None and _concerns(rule.rank_scope, self._place)
+            if rule.phase is None and self._place.concerns(rule.rank_scope)
         ]
         self._phase_rules = [rule for rule in rules if rule.phase is not None]
         self.phases = Phases()
         self._node.phases.append(self.phases)
+        self._silence = Silence(now, self._place, self._node, self.phases)
         self._joins = any(watch.rule.join_indented for watch in self._watches)
         self._records: dict[int, IndentedRecords] = {}
         self._on_extracted = on_extracted
@@ -143,10 +115,10 @@ class LogEvaluator:
         if self._looked_at == self._node.changes and (self._due is None or now < self._due):
             return verdicts
         for watch in self._watches:
-            self._recover(watch)
-            deadline = self._deadline(watch)
+            self._silence.recover(watch)
+            deadline = self._silence.deadline(watch)
             if deadline is not None and now >= deadline:
-                verdicts.append(self._hang(watch, deadline, now))
+                verdicts.append(self._silence.hang(watch, deadline, now))
         self._looked_at, self._due = self._node.changes, self._next_deadline()
         return verdicts
 
@@ -178,6 +150,11 @@ class LogEvaluator:
     def state(self) -> LogState:
         """The worst state of all rules; WAITING when there are none."""
         return worst([watch.state for watch in self._watches])
+
+    def _watch(self, rule: LogRule) -> Watch:
+        if rule.rank_scope is RankScope.ANY:
+            return self._node.shared.setdefault(rule.name, Watch(rule=rule))
+        return Watch(rule=rule)
 
     # --- a block ------------------------------------------------------------------------------
 
@@ -251,6 +228,8 @@ class LogEvaluator:
         if stops:
             line_end = block.data.find(b"\n", stops[0][0])
             hits = [hit for hit in hits if hit[0] < line_end]
+        if hits and watch.rule.rank_scope is RankScope.ANY:
+            hits = self._without_repeats(watch.rule, block, hits)
         verdicts: list[LogVerdict] = []
         if hits:
             if when is None:
@@ -263,11 +242,19 @@ class LogEvaluator:
             self._node.changes += 1
         return verdicts
 
+    def _without_repeats(self, rule: LogRule, block: Block, hits: list[Hit]) -> list[Hit]:
+        """Drop lines that another rank printed before: eight copies are one data point."""
+        fresh = []
+        for hit in hits:
+            step = line_step(rule, block, hit)
+            said = f"step {step}" if step is not None else line_at(block, hit[0])
+            if not self._node.is_repeat(rule.name, said.encode(), self._place.rank):
+                fresh.append(hit)
+        return fresh
+
     def _progressed(self, watch: Watch, now: Instant) -> None:
         self._node.changes += 1
-        if watch.progress_at is not None:
-            known = self._node.progress.get(watch.rule.name, watch.progress_at)
-            self._node.progress[watch.rule.name] = max(known, watch.progress_at)
+        self._node.progress[watch.rule.name] = now
         if watch.rule.recurring is not None:
             self.phases.progressed(now)
 
@@ -278,9 +265,9 @@ class LogEvaluator:
             if watch.over:
                 break
             now = when(block, hit[0])
-            deadline = self._deadline(watch)
+            deadline = self._silence.deadline(watch)
             if deadline is not None and now >= deadline:
-                verdicts.append(self._hang(watch, deadline, now, hit[0]))
+                verdicts.append(self._silence.hang(watch, deadline, now, hit[0]))
             verdicts += watch.take(block, [hit], now, self.matches)
             self._progressed(watch, now)
         return verdicts
@@ -301,80 +288,13 @@ class LogEvaluator:
     # --- silence ------------------------------------------------------------------------------
 
     def _next_deadline(self) -> Instant | None:
-        deadlines = (self._deadline(watch) for watch in self._watches)
+        deadlines = (self._silence.deadline(watch) for watch in self._watches)
         return min((at for at in deadlines if at is not None), default=None)
-
-    def _deadline(self, watch: Watch) -> Instant | None:
-        if watch.over or watch.state is LogState.HANGING:
-            return None
-        rule, anyone = watch.rule, self._node.progress.get(watch.rule.name)
-        if rule.rank_scope is RankScope.ANY:
-            if not self._place.lead or (anyone is None and not self._place.whole_job):
-                return None
-            progress, phases = anyone, self._node.phases
-        else:
-            progress, phases = watch.progress_at, [self.phases]
-            silent = rule.rank_scope is None and progress is None
-            # Most frameworks print on one rank: the others wait for nothing.
-            if silent and (anyone is not None or not self._place.lead):
-                return None
-        if progress is not None:
-            if rule.recurring is None:
-                return None
-            return max(one.deadline(progress, rule.recurring) for one in phases)
-        if rule.start_cut_off is not None:
-            return after(self._began, rule.start_cut_off)
-        if rule.recurring is not None:
-            return after(self._began, Duration(max(rule.recurring, SILENT_START_MAX)))
-        return None
-
-    def _recover(self, watch: Watch) -> None:
-        """End a hang that another rank's line has ended."""
-        if watch.state is LogState.HANGING and watch.rule.rank_scope in (None, RankScope.ANY):
-            anyone = self._node.progress.get(watch.rule.name)
-            began_hang = watch.hung_at
-            if anyone is not None and began_hang is not None and anyone > began_hang:
-                own = watch.progress_at is not None
-                if not own or watch.rule.rank_scope is RankScope.ANY:
-                    watch.state = LogState.HEALTHY if own else LogState.WAITING
-
-    def _hang(self, watch: Watch, deadline: Instant, now: Instant, position: int = 0) -> LogVerdict:
-        watch.state, watch.hung_at = LogState.HANGING, deadline
-        late = since(deadline, now)
-        progress = watch.progress_at
-        if watch.rule.rank_scope is RankScope.ANY:
-            progress = self._node.progress.get(watch.rule.name)
-        if progress is None:
-            waited = since(self._began, deadline)
-            message = f"no line matched within {in_seconds(waited)} of the start"
-        else:
-            silent, allowed = since(progress, now), since(progress, deadline)
-            message = (
-                f"no line has matched for {in_seconds(silent)}; one is expected every "
-                f"{in_seconds(allowed)}"
-            )
-            if watch.step is not None:
-                message = (
-                    f"no line with a new step has come for {in_seconds(silent)}, the last was "
-                    f"{watch.step}; one is expected every {in_seconds(allowed)}"
-                )
-        phase = self.phases.running(deadline)
-        if phase is not None and progress is not None:
-            message += f" in phase {phase}, whose limit ran out"
-        return watch.verdict(message, age=late, position=position)
 
 
 def clean(text: str) -> str:
     """Return a line without colours and without the prefixes of launchers (``[rank0]:``)."""
     return without_prefix(block_of((text,)).data.decode()[:-1])
-
-
-def _concerns(scope: RankScope | None, place: Place) -> bool:
-    if scope is RankScope.FIRST:
-        return place.rank == 0
-    if scope is RankScope.LAST:
-        return place.rank == place.world_size - 1
-    return True
 
 
 def _step_places(found: Sequence[tuple[Watch, list[Hit]]]) -> _Steps:

@@ -7,25 +7,38 @@ happens in one thread beside the loop, which RE2 leaves free to go on meanwhile.
 import asyncio
 import contextlib
 import logging
+import resource
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from scout.clock import Instant
+from scout.clock import Instant, after, seconds
 from sidecar.events import LogFinding
 from sidecar.logs.defaults import default_rules
 from sidecar.logs.evaluator import LogEvaluator, LogState, LogVerdict, clean
 from sidecar.logs.follow import FollowCounters, FollowedFile
-from sidecar.logs.rules import usable_rules, with_defaults
+from sidecar.logs.numbers import Extracted
+from sidecar.logs.positions import PositionFile
+from sidecar.logs.rules import LogRule, usable_rules, with_defaults
+from sidecar.logs.silence import NodeView, Place
 
 POLL_S: Final = 0.05
 """A fault line is seen this soon; 64 files cost under a hundredth of a core when silent."""
+READS_MAX: Final = 256
+"""Silent files that are looked at in one poll; of more than that, each is looked at in turn."""
+SILENT_READS: Final = 40
+"""A file is silent after so many reads without news: two seconds."""
+SAVE_PERIOD: Final = seconds(1.0)
+"""How often places are kept; what a restarted sidecar reads twice is at most this much."""
 TAIL_LINES_MAX: Final = 50
 TAIL_LINE_CHARS_MAX: Final = 400
 """Tails travel to the coordinator and are read by people."""
+TAIL_BYTES_MAX: Final = 64 << 10
+"""What is kept for a tail: its lines may be longer than what is shown of them."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,19 +60,22 @@ class _Rank:
     local_rank: int
     streams: tuple[FollowedFile, FollowedFile]
     evaluator: LogEvaluator
-    tail: tuple[str, ...] = ()
+    recent: bytes = b""
 
-    def read(self, clock: Callable[[], Instant]) -> list[LogVerdict]:
-        """Read a piece of each stream and judge it."""
+    def read(self, clock: Callable[[], Instant], *, everything: bool) -> list[LogVerdict]:
+        """Read a piece of each stream and judge it; without ``everything``, not of silent ones."""
         verdicts: list[LogVerdict] = []
-        for stream in self.streams:
-            lines = stream.read()
-            if lines:
-                verdicts += self.evaluator.lines(lines, clock())
-                recent = [_shown(line) for line in lines[-TAIL_LINES_MAX:]]
+        skipped = False
+        for number, stream in enumerate(self.streams):
+            if not everything and stream.idle_reads > SILENT_READS:
+                skipped = True
+                continue
+            block = stream.read_block()
+            if block.data:
+                verdicts += self.evaluator.judge(block, clock(), stream=number)
                 # Replaced whole, because the loop reads it while the thread runs.
-                self.tail = (*self.tail, *recent)[-TAIL_LINES_MAX:]
-        if not self.behind:  # what lies unread may hold the line that a rule waits for
+                self.recent = (self.recent + block.data)[-TAIL_BYTES_MAX:]
+        if not self.behind and not skipped:  # what lies unread may hold what a rule waits for
             verdicts += self.evaluator.timer(clock())
         return verdicts
 
@@ -70,22 +86,30 @@ class _Rank:
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the newest lines, and what stands after the last line end."""
-        partial = [_shown(stream.splitter.partial) for stream in self.streams]
-        return (*self.tail, *(text for text in partial if text.strip()))[-TAIL_LINES_MAX:]
+        lines = self.recent.decode(errors="replace").split("\n")[:-1]
+        lines += [stream.splitter.partial for stream in self.streams]
+        shown = (_shown(line) for line in lines[-TAIL_LINES_MAX - len(self.streams) :])
+        return tuple(line for line in shown if line)[-TAIL_LINES_MAX:]
 
 
 class LogWatcher:
-    """The output of one node's workers.  ``emit`` is called on the event loop."""
+    """The output of one node's workers.  ``emit`` is called on the event loop.
+
+    ``positions`` is a file in which the places reached are kept, for a sidecar that is restarted
+    while its workers run on.
+    """
 
     def __init__(
         self,
         emit: Callable[[LogFinding], None],
         clock: Callable[[], Instant],
         poll_s: float = POLL_S,
+        positions: Path | None = None,
     ) -> None:
         self._emit = emit
         self._clock = clock
         self._poll_s = poll_s
+        self._positions = None if positions is None else PositionFile(positions)
         self._ranks: tuple[_Rank, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-tail")
@@ -96,30 +120,28 @@ class LogWatcher:
         generation: int,
         rules: Sequence[Mapping[str, object]],
         files: Mapping[int, tuple[Path, Path]],
+        *,
+        ranks: Mapping[int, int] | None = None,
+        world_size: int | None = None,
     ) -> None:
         """Judge the output of ``generation`` from now on, and no other.
 
         ``files`` maps a local rank to its standard output and standard error, which need not
-        exist yet.  A rule that cannot be used is said and left out; the others hold.
+        exist yet; ``ranks`` maps it to its rank in the job of ``world_size`` ranks, which is
+        taken for this node's alone when nothing is said.  A rule that cannot be used is said and
+        left out; the others hold.
         """
         self.stop()
-        usable, refused = usable_rules(rules)
-        for error in refused:
-            _LOG.error("%s; the other rules hold", error)
-        self.counters.rules_refused += len(refused)
-        wanted = with_defaults(usable, default_rules())
-        self.counters.rule_matches.update({rule.name: 0 for rule in wanted})
-        began = self._clock()
-        self._ranks = tuple(
-            _Rank(
-                local_rank,
-                (FollowedFile(stdout, self.counters), FollowedFile(stderr, self.counters)),
-                LogEvaluator(wanted, began, self.counters.rule_matches),
-            )
-            for local_rank, (stdout, stderr) in sorted(files.items())
+        prepare = partial(
+            self._prepare,
+            generation,
+            rules,
+            dict(sorted(files.items())),
+            _places(sorted(files), ranks or {}, world_size),
+            self._clock(),
         )
         self._task = asyncio.get_running_loop().create_task(
-            self._follow(generation, self._ranks), name=f"log-tail-{generation}"
+            self._follow(generation, prepare), name=f"log-tail-{generation}"
         )
         self._task.add_done_callback(_say_failure)
 
@@ -137,6 +159,19 @@ class LogWatcher:
         self.stop()
         self._thread.shutdown(wait=False)
 
+    def begin_phase(self, local_rank: int, name: str, limit_s: float) -> None:
+        """Allow a rank silence for ``limit_s``: its worker says that it evaluates, or compiles."""
+        for rank in self._ranks:
+            if rank.local_rank == local_rank:
+                begin = rank.evaluator.begin_phase
+                self._thread.submit(begin, name, seconds(limit_s), self._clock())
+
+    def end_phase(self, local_rank: int, name: str) -> None:
+        """The worker says that the phase is over."""
+        for rank in self._ranks:
+            if rank.local_rank == local_rank:
+                self._thread.submit(rank.evaluator.end_phase, name, self._clock())
+
     def tails(self) -> dict[int, tuple[str, ...]]:
         """Return each local rank's last lines, both streams, oldest first."""
         return {rank.local_rank: rank.last_lines() for rank in self._ranks}
@@ -145,19 +180,103 @@ class LogWatcher:
         """Return each local rank's rules and their states."""
         return {rank.local_rank: rank.evaluator.states() for rank in self._ranks}
 
-    async def _follow(self, generation: int, ranks: tuple[_Rank, ...]) -> None:
+    def series(self) -> dict[int, dict[str, Extracted]]:
+        """Return each local rank's metrics, as its newest lines give them."""
+        return {rank.local_rank: dict(rank.evaluator.series) for rank in self._ranks}
+
+    # --- in the thread --------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        generation: int,
+        rules: Sequence[Mapping[str, object]],
+        files: Mapping[int, tuple[Path, Path]],
+        places: Mapping[int, Place],
+        began: Instant,
+    ) -> tuple[_Rank, ...]:
+        """Compile the rules, which takes a while for large ones, and find where reading begins."""
+        usable, refused = usable_rules(rules)
+        for error in refused:
+            _LOG.error("%s; the other rules hold", error)
+        self.counters.rules_refused += len(refused)
+        wanted: tuple[LogRule, ...] = with_defaults(usable, default_rules())
+        matches = self.counters.rule_matches
+        matches.update({rule.name: 0 for rule in wanted})
+        known = {} if self._positions is None else self._positions.load(generation)
+        node = NodeView()
+
+        def follow(path: Path) -> FollowedFile:
+            return FollowedFile(path, self.counters, position=known.get(str(path)))
+
+        return tuple(
+            _Rank(
+                local_rank,
+                (follow(stdout), follow(stderr)),
+                LogEvaluator(wanted, began, matches, place=places[local_rank], node=node),
+            )
+            for local_rank, (stdout, stderr) in files.items()
+        )
+
+    def _read(
+        self, ranks: tuple[_Rank, ...], turn: int, open_max: int
+    ) -> list[tuple[int, LogVerdict]]:
+        """Read every rank once; of a great many files, the silent ones by turns."""
+        stride = -(-len(ranks) * 2 // READS_MAX)
+        found: list[tuple[int, LogVerdict]] = []
+        for index, rank in enumerate(ranks):
+            everything = stride <= 1 or (turn + index) % stride == 0
+            verdicts = rank.read(self._clock, everything=everything)
+            found += [(rank.local_rank, verdict) for verdict in verdicts]
+            if len(ranks) * 2 > open_max:
+                for stream in rank.streams:
+                    if stream.idle_reads > SILENT_READS:
+                        stream.close()  # it is opened again where it was
+        return found
+
+    def _save(self, generation: int, ranks: tuple[_Rank, ...]) -> None:
+        assert self._positions is not None
+        places = {
+            str(stream.path): place
+            for rank in ranks
+            for stream in rank.streams
+            if (place := stream.place()) is not None
+        }
+        self._positions.save(generation, places)
+
+    # --- on the loop ----------------------------------------------------------------------
+
+    async def _follow(self, generation: int, prepare: Callable[[], tuple[_Rank, ...]]) -> None:
         loop = asyncio.get_running_loop()
+        ranks = self._ranks = await loop.run_in_executor(self._thread, prepare)
+        open_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        turn, saved = 0, self._clock()
         while True:
-            found = await loop.run_in_executor(self._thread, _read, ranks, self._clock)
+            found = await loop.run_in_executor(self._thread, self._read, ranks, turn, open_max)
             for local_rank, verdict in found:
                 self.counters.findings += 1
                 self._emit(_finding(generation, local_rank, verdict))
+            now = self._clock()
+            if self._positions is not None and now >= after(saved, SAVE_PERIOD):
+                await loop.run_in_executor(self._thread, self._save, generation, ranks)
+                saved = now
+            turn += 1
             behind = any(rank.behind for rank in ranks)
             await asyncio.sleep(0 if behind else self._poll_s)
 
 
-def _read(ranks: tuple[_Rank, ...], clock: Callable[[], Instant]) -> list[tuple[int, LogVerdict]]:
-    return [(rank.local_rank, verdict) for rank in ranks for verdict in rank.read(clock)]
+def _places(
+    local_ranks: Sequence[int], ranks: Mapping[int, int], world_size: int | None
+) -> dict[int, Place]:
+    size = len(local_ranks) if world_size is None else world_size
+    return {
+        local_rank: Place(
+            rank=ranks.get(local_rank, place),
+            world_size=size,
+            lead=place == 0,
+            whole_job=size == len(local_ranks),
+        )
+        for place, local_rank in enumerate(local_ranks)
+    }
 
 
 def _finding(generation: int, local_rank: int, verdict: LogVerdict) -> LogFinding:
@@ -170,6 +289,7 @@ def _finding(generation: int, local_rank: int, verdict: LogVerdict) -> LogFindin
         line=verdict.line,
         age_ns=verdict.age_ns,
         step=verdict.step,
+        block=verdict.block,
     )
 
 

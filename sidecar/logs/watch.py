@@ -38,7 +38,6 @@ class Watch:
     rule: LogRule
     state: LogState = LogState.WAITING
     progress_at: Instant | None = None
-    hung_at: Instant | None = None
     line: str = ""
     step: int | None = None
     off: bool = False
