@@ -131,6 +131,8 @@ def start_commands(
             checkpoints=state.chosen_checkpoints,
             log_rules=settings.log_rules,
             stall_timeout_s=settings.stall_timeout_s,
+            stall_timeout_min_s=settings.stall_timeout_min_s,
+            stall_factor=settings.stall_factor,
         )
         for group_rank, node in enumerate(state.world)
     }

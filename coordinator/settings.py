@@ -23,6 +23,11 @@ class JobSettings:
     stall_timeout_s: float = 300.0
     """Silence of progress that asks for a judgement: longer than any healthy pause between
     steps that was not declared, shorter than a collective's own ten-minute time-out."""
+    stall_timeout_min_s: float = 60.0
+    """Least limit that is learned from a rank's own history: an undeclared pause of a minute, a
+    recompilation or a full disk cache, happens in healthy jobs."""
+    stall_factor: float = 10.0
+    """How many times the 99th percentile of a phase's silences its learned limit is."""
     settle_s: float = 0.3
     """Wait for further reports when the first ones do not name a culprit by themselves: log lines
     are read every 50 ms, and a lost peer's traceback takes some 100 ms to appear."""

@@ -128,10 +128,16 @@ class ProgressPolicy(
 ):
     """When a job without progress is looked at, and how long the look may take.
 
-    ``stallTimeoutSeconds`` 0 switches the judgement of stalls off.
+    ``stallTimeoutSeconds`` is the longest silence of a rank; 0 switches the judgement of stalls
+    off.  A rank's own history may make it shorter for a phase that it knows well: to
+    ``stallFactor`` times the 99th percentile of the silences of that phase, never to less than
+    ``stallTimeoutMinSeconds``.  A minimum that is not below the longest silence switches learning
+    off.
     """
 
     stall_timeout_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 300.0
+    stall_timeout_min_seconds: Seconds = 60.0
+    stall_factor: Annotated[float, Meta(ge=1, le=1000)] = 10.0
     settle_milliseconds: Annotated[int, Meta(ge=0, le=60_000)] = 300
     inspect_timeout_milliseconds: Annotated[int, Meta(ge=1, le=60_000)] = 1000
 
@@ -212,6 +218,8 @@ class JobSpec(
                 window_s=run.restart_policy.eval_period_seconds,
             ),
             stall_timeout_s=progress.stall_timeout_seconds,
+            stall_timeout_min_s=progress.stall_timeout_min_seconds,
+            stall_factor=progress.stall_factor,
             settle_s=progress.settle_milliseconds / 1e3,
             inspect_timeout_s=progress.inspect_timeout_milliseconds / 1e3,
             lease_s=nodes.lease_seconds,

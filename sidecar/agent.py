@@ -58,7 +58,7 @@ from sidecar.findings import (
     spawn_failure,
 )
 from sidecar.lifecycle import PROCESS_RESTART, TransitionTable, Trigger, advance
-from sidecar.ranks import Worker
+from sidecar.ranks import Worker, stall_policy, with_limits
 from sidecar.worker_talk import hear
 from worker_shim.messages import Refusal, SidecarReply, most_severe
 
@@ -348,20 +348,20 @@ class AgentCore:
         return ProgressReport(
             round_id=event.round_id,
             node=self.config.node,
-            ranks=event.ranks,
+            ranks=with_limits(event.ranks, self._workers),
             log_tails=event.log_tails,
         )
 
     def _progress(self, event: ProgressObserved, now: Instant) -> Sequence[Effect]:
         if event.generation != self._generation or self._start is None:
             return []
-        limit = seconds(self._start.stall_timeout_s)
+        policy = stall_policy(self._start)
         for seen in event.ranks:
             worker = self._workers.get(seen.local_rank)
             if worker is None or seen.local_rank in self._completed:
                 continue
             before = worker.step
-            self._news |= worker.observe(seen, limit, now)
+            self._news |= worker.observe(seen, policy, now)
             self._progress_news |= worker.step != before
         return []
 

@@ -117,6 +117,10 @@ class RankStatus:
     step: int | None = None
     progress_age_ns: int | None = None
     stalled: bool = False
+    stall_limit_ns: int | None = None
+    """Silence after which this rank counts as stalled now; None while it is not judged."""
+    stall_armed: bool = False
+    """True when that limit was learned from the rank's own history or declared by its script."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -231,6 +235,10 @@ class Start:
     """Rules in the HyperPod field names, already validated by the coordinator."""
     stall_timeout_s: float = 0.0
     """Silence of a rank's progress that asks for a judgement; 0 switches it off."""
+    stall_timeout_min_s: float = 60.0
+    """Least silence that a limit learned from a rank's own history may ask after."""
+    stall_factor: float = 10.0
+    """How many times the usual silence of a phase a learned limit is."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 

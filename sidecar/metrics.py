@@ -175,6 +175,19 @@ class NodeCollector(Collector):
             ("rank",),
             stalled,
         )
+        limits = [r for r in report.ranks if r.stall_limit_ns is not None]
+        yield self._gauge(
+            "outrider_stall_deadline_seconds",
+            "Silence after which a rank counts as stalled in the phase that it is in.",
+            ("rank",),
+            {(str(r.rank),): (r.stall_limit_ns or 0) / 1e9 for r in limits},
+        )
+        yield self._gauge(
+            "outrider_stall_deadline_armed",
+            "1 when that time was learned or declared, 0 while it is the job's longest.",
+            ("rank",),
+            {(str(r.rank),): float(r.stall_armed) for r in limits},
+        )
 
     def _counters(self) -> Iterator[Metric]:
         sources = self._sources

@@ -1,11 +1,21 @@
 """The node's running ranks: pid, progress, stall and labels of each, for one generation."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from scout.clock import Duration, Instant, since
-from scout.hang import RankSnapshot
-from sidecar.api import RankStatus
+from scout.clock import Instant, seconds, since
+from scout.phases_learned import DeadlinePolicy, LearnedPhases, Limit
+from scout.snapshot import RankSnapshot, is_overdue
+from sidecar.api import RankStatus, Start
+
+
+def stall_policy(start: Start) -> DeadlinePolicy:
+    """Return the bounds of the ranks' limits that a start sets."""
+    return DeadlinePolicy(
+        most_ns=seconds(start.stall_timeout_s),
+        least_ns=seconds(start.stall_timeout_min_s),
+        factor=start.stall_factor,
+    )
 
 
 @dataclass(slots=True)
@@ -17,21 +27,29 @@ class Worker:
     progress_at: Instant | None = None
     stalled: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    limit: Limit | None = None
+    """The silence allowed to it now, None while stalls are not judged."""
+    _learned: LearnedPhases = field(default_factory=LearnedPhases)
 
-    def observe(self, seen: RankSnapshot, limit: Duration, now: Instant) -> bool:
+    def observe(self, seen: RankSnapshot, policy: DeadlinePolicy, now: Instant) -> bool:
         """Take a look at its page.  Returns True when the coordinator must hear of it at once.
 
         The first step is such news, because it ends a recovery, and so is entering or leaving a
-        stall: silence longer than ``limit`` (0 switches the judgement off) after a first step.
+        stall: silence beyond the rank's limit after a first step.
         """
         if seen.step is None:
             return False
         first = self.step is None
         self.step = seen.step
+        self._learned.learn(seen, now)
         if seen.progress_age_ns is not None:
             self.progress_at = Instant(now - seen.progress_age_ns)
         age = self.progress_age(now)
-        stalled = bool(limit) and age is not None and age > limit
+        stalled = False
+        if policy.most_ns:
+            self.limit = self._learned.limit(seen, policy)
+            aged = replace(seen, progress_age_ns=age, stall_limit_ns=self.limit.ns)
+            stalled = age is not None and is_overdue(aged, policy.most_ns)
         turned, self.stalled = stalled != self.stalled, stalled
         return first or turned
 
@@ -48,5 +66,18 @@ class Worker:
             step=self.step,
             progress_age_ns=self.progress_age(now),
             stalled=self.stalled,
+            stall_limit_ns=None if self.limit is None else self.limit.ns,
+            stall_armed=self.limit is not None and self.limit.armed,
             labels=self.labels,
         )
+
+
+def with_limits(
+    seen: Iterable[RankSnapshot], workers: Mapping[int, Worker]
+) -> tuple[RankSnapshot, ...]:
+    """Return what was seen with the limit that each rank has, for whoever judges it."""
+    limits = {local_rank: worker.limit for local_rank, worker in workers.items()}
+    return tuple(
+        it if (limit := limits.get(it.local_rank)) is None else replace(it, stall_limit_ns=limit.ns)
+        for it in seen
+    )
