@@ -127,7 +127,7 @@ def _crash(case: FaultCase) -> Finding | None:
     alike = _alike(case, suspects)
     if alike is not None:
         return alike
-    first = suspects[0]
+    first = _explained(suspects, case)
     why = say(first, case)
     also = [rank for rank in case.ranks(own) if rank != case.rank(first)]
     if also:
@@ -201,6 +201,14 @@ _RULES: Final[tuple[_Rule, ...]] = (
 
 
 # --- leaves -----------------------------------------------------------------------------------
+
+
+def _explained(suspects: Sequence[NodeFault], case: FaultCase) -> NodeFault:
+    """Return the first suspect, in the words of a later report that knows who killed it."""
+    first = suspects[0]
+    rank = case.rank(first)
+    known = (one for one in suspects if one.report.exit is not None and one.report.exit.by)
+    return next((one for one in known if one.node == first.node and case.rank(one) == rank), first)
 
 
 def _alike(case: FaultCase, own: Sequence[NodeFault]) -> Finding | None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from coordinator.health_events import HealthWord
 from coordinator.incidents import Incident
 from coordinator.journal_format import DurableState
 from sidecar.api import Command, Hello, ProgressReport, StatusReport
@@ -43,7 +44,14 @@ class OperatorAsked:
     node: str | None = None
 
 
-Event: TypeAlias = LinkOpened | LinkClosed | LinkSpoke | OperatorAsked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthTold:
+    """Somebody outside the job says something of a node's health."""
+
+    word: HealthWord
+
+
+Event: TypeAlias = LinkOpened | LinkClosed | LinkSpoke | OperatorAsked | HealthTold
 
 # --- effects --------------------------------------------------------------------------------
 

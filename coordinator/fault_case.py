@@ -140,7 +140,7 @@ def exit_reason(fault: NodeFault) -> str | None:
     if ended is None:
         return None
     if ended.signal is not None:
-        return signal_name(ended.signal)
+        return signal_name(ended.signal) + (f" from {one_line(ended.by)}" if ended.by else "")
     found = _EXCEPTION.match(last_line(fault))
     return f"exit code {ended.code}" + (f", {found.group(1)}" if found else "")
 
@@ -170,6 +170,9 @@ def say(fault: NodeFault, case: FaultCase) -> str:
             line = last_line(fault)
             if report.exit.signal is not None:
                 core = " and dumped core" if report.exit.core_dumped else ""
+                if report.exit.by:
+                    number = signal_name(report.exit.signal)
+                    return f"{subject} was killed by {one_line(report.exit.by)} with {number}{core}"
                 return f"{subject} was killed by {signal_name(report.exit.signal)}{core}"
             return f"{subject} ended with exit code {report.exit.code}" + (
                 f": {line}" if line else ""

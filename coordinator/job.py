@@ -11,13 +11,14 @@ ranks is decided by pure modules of their own.
 from collections.abc import Sequence
 from typing import Final
 
-from coordinator import own_faults, recovery
+from coordinator import node_health, own_faults, recovery
 from coordinator.desk import Desk
 from coordinator.events import (
     Accept,
     Dismiss,
     Effect,
     Event,
+    HealthTold,
     LinkClosed,
     LinkOpened,
     LinkSpoke,
@@ -97,6 +98,7 @@ class JobCore:
 
     def _go_on(self, effects: list[Effect], now: Instant) -> Sequence[Effect]:
         self._looked_at = now
+        effects += node_health.look(self._desk, now)
         return self._desk.memory.remembered([*effects, *go_on(self._desk, now)])
 
     # --- taking in what happened ------------------------------------------------------------
@@ -119,6 +121,8 @@ class JobCore:
                 return []
             case OperatorAsked():
                 return self._asked(event, now)
+            case HealthTold():
+                return node_health.take(self._desk, event)
 
     def _opened(self, event: LinkOpened, now: Instant) -> list[Effect]:
         desk, node = self._desk, event.hello.node

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 import msgspec
 import orjson
 
+from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
 from coordinator.phases import JobPhase
 from sidecar.api import CheckpointPointer
@@ -55,6 +56,10 @@ class DurableState:
     next_incident: int = 1
     open_incident: Incident | None = None
     outcome_reason: str = ""
+    health: tuple[HealthNotice, ...] = ()
+    """What others say of nodes, as long as it stands."""
+    health_counts: dict[str, int] = field(default_factory=dict)
+    """Words heard so far, by severity."""
     schema_version: int = SCHEMA_VERSION
 
 

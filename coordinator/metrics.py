@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from coordinator.health_events import HealthSeverity
 from coordinator.history import History
 from coordinator.incidents import Incident, IncidentPhase, Outcome
 from coordinator.phases import JobPhase
@@ -62,6 +63,7 @@ class JobCollector(Collector):
         yield from _job(view)
         yield from _fault(view)
         yield from _nodes(view)
+        yield from _health(view)
         yield from _totals(view.job, self._history)
         yield from _durations(view.job, self._history)
         yield _total(
@@ -193,6 +195,25 @@ def _nodes(view: JobView) -> Iterator[Metric]:
         "1 for every node that gets no rank any more.",
         (JOB, "node", "reason"),
         [((job, node, _short(reason)), 1) for node, reason in view.excluded.items()],
+    )
+
+
+def _health(view: JobView) -> Iterator[Metric]:
+    job = view.job
+    yield _total(
+        "outrider_node_health_events",
+        "Words of others about nodes' health.",
+        (JOB, "severity"),
+        [((job, severity), view.health_counts.get(severity, 0)) for severity in HealthSeverity],
+    )
+    standing = {
+        (job, notice.node, _short(notice.source), notice.severity): 1 for notice in view.health
+    }
+    yield _gauge(
+        "outrider_node_health_standing",
+        "1 for what a source says of a node's health now.",
+        (JOB, "node", "source", "severity"),
+        list(standing.items()),
     )
 
 

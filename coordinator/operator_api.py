@@ -6,6 +6,7 @@ Requests become events for the core; nothing is decided here.
 
 import asyncio
 import hmac
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
@@ -15,7 +16,13 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from coordinator.events import Event, OperatorAsked
+from coordinator.events import Event, HealthTold, OperatorAsked
+from coordinator.health_events import (
+    HealthRequest,
+    HealthRequestError,
+    HealthSeverity,
+    read,
+)
 from coordinator.history import kind_of
 from coordinator.incident_text import markdown
 from coordinator.incidents import Incident, IncidentPhase, Outcome
@@ -54,6 +61,19 @@ class Accepted:
 
     accepted: bool
     action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthAccepted:
+    """What was understood.  ``known`` is false for a node that was never heard of.
+
+    ``severity`` is the worst of what was said, ``healthy`` when it takes something back.
+    """
+
+    accepted: bool
+    node: str
+    known: bool
+    severity: HealthSeverity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +171,9 @@ ENDPOINTS: Final = (
     Endpoint("POST", "/v1/nodes/{node}/exclude", "exclude", "Give this node no rank any more.",
              Accepted, parameters=(_NODE,), body=OperatorRequest, status=202,
              refusals=(400, 404, 409, 415, 422)),
+    Endpoint("POST", "/v1/health-events", "health_event",
+             "Tell what another agent, a scheduler or a provider knows of a node's health.",
+             HealthAccepted, body=HealthRequest, status=202, refusals=(400, 409, 415, 422)),
     Endpoint("GET", "/v1/openapi.json", "openapi", "This description.", JSON),
 )  # fmt: skip
 _PUBLIC_PATHS: Final = frozenset(item.path for item in ENDPOINTS if item.public)
@@ -243,6 +266,25 @@ class OperatorApi:
             raise web.HTTPNotFound(text=f"no node {node!r}; `outrider status` lists them")
         return await self._ask(request, "exclude", node)
 
+    async def health_event(self, request: web.Request) -> web.Response:
+        """Hand the core what somebody else says of a node's health."""
+        asked = await _body(request, HealthRequest)
+        view = self._view()
+        if view.phase.terminal:
+            raise web.HTTPConflict(text=f"the job has already {view.phase}")
+        node = _named(view, asked.node)
+        try:
+            word = read(asked, node or asked.node, time.time_ns())
+        except HealthRequestError as error:
+            raise web.HTTPUnprocessableEntity(text=f"body refused: {error}") from None
+        await self._inbox.put(HealthTold(word=word))
+        severities = [notice.severity for notice in word.notices]
+        worst = min(severities, key=tuple(HealthSeverity).index, default=HealthSeverity.HEALTHY)
+        accepted = HealthAccepted(
+            accepted=True, node=word.node, known=node is not None, severity=worst
+        )
+        return _answer(accepted, status=202)
+
     async def openapi(self, _: web.Request) -> web.Response:
         """Describe this API."""
         return web.Response(body=self._document, content_type="application/json")
@@ -256,6 +298,14 @@ class OperatorApi:
             raise web.HTTPConflict(text=f"the job has already {view.phase}")
         await self._inbox.put(OperatorAsked(action=action, who=asked.who, why=asked.why, node=node))
         return _answer(Accepted(accepted=True, action=action), status=202)
+
+
+def _named(view: JobView, name: str) -> str | None:
+    """Return the node of that name, or the only one on the host of that name."""
+    if any(item.node == name for item in view.nodes):
+        return name
+    hosted = [item.node for item in view.nodes if item.host == name]
+    return hosted[0] if len(hosted) == 1 else None
 
 
 def guard(token: str | None) -> Middleware:

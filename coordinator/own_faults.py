@@ -28,6 +28,11 @@ def operator_asked(action: str, text: str) -> FaultReport:
     return _own(FaultKind.OPERATOR, Scope.JOB, action, text)
 
 
+def told_unhealthy(words: str) -> FaultReport:
+    """Somebody outside the job says that the node must not be used."""
+    return _own(FaultKind.GPU_FATAL, Scope.NODE, "HealthEvent", words)
+
+
 def stall(stalled: Sequence[RankStatus]) -> FaultReport:
     """Ranks without progress, and for how long the longest of them."""
     oldest = max(rank.progress_age_ns or 0 for rank in stalled)

@@ -47,6 +47,8 @@ def picture(
         restart_budget_remaining=max(0, settings.restart.retries_max - spent),
         outcome_reason=state.outcome_reason,
         waiting_for=waiting_for,
+        health=state.health,
+        health_counts=state.health_counts,
     )
 
 

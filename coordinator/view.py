@@ -1,8 +1,9 @@
 """What a job looks like from outside: the read-only picture behind the API and the metrics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
 from coordinator.phases import JobPhase
 from sidecar.api import AgentState, CheckpointPointer, RankStatus
@@ -50,3 +51,6 @@ class JobView:
     outcome_reason: str
     waiting_for: str
     """Why the job does not go on by itself at this moment, or empty."""
+    health: tuple[HealthNotice, ...] = ()
+    """What others say of nodes, as long as it stands."""
+    health_counts: Mapping[str, int] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from coordinator.events import Event, OperatorAsked
+from coordinator.events import Event, HealthTold, OperatorAsked
 from coordinator.history import History
 from coordinator.incidents import (
     Culprit,
@@ -266,6 +266,39 @@ def test_a_bad_request_is_refused_with_the_field_and_reaches_nobody(tmp_path: Pa
         desk.view = replace(VIEW, phase=JobPhase.COMPLETED)
         status, body = await desk.ask("POST", "/v1/job/stop", who="ana", why="x")
         assert (status, body) == (409, {"error": "the job has already completed"})
+        assert desk.inbox.empty()
+
+    visit(tmp_path, scene)
+
+
+def test_what_another_agent_knows_of_a_node_reaches_the_core(tmp_path: Path) -> None:
+    """A node that its provider takes away would be found out by its silence."""
+
+    async def scene(desk: Desk) -> None:
+        path = "/v1/health-events"
+        said = {"source": "provider", "severity": "fatal", "reason": "will be retired"}
+        status, body = await desk.ask("POST", path, node="127.0.0.1", **said)
+        assert (status, body) == (
+            202,
+            {"accepted": True, "node": "a", "known": True, "severity": "fatal"},
+        )
+        told = desk.inbox.get_nowait()
+        assert isinstance(told, HealthTold)
+        (notice,) = told.word.notices
+        assert (notice.node, notice.words) == ("a", "provider says: will be retired")
+        labels = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
+        status, body = await desk.ask("POST", path, node="zz", source="agent", labels=labels)
+        assert (status, body["known"], body["severity"]) == (202, False, "healthy")
+        assert desk.inbox.get_nowait()
+        for bad, words in (
+            ({"severity": "awful", "reason": "x"}, "$.severity"),
+            ({"severity": "fatal"}, "reason is missing"),
+            ({"severity": "fatal", "reason": "x", "until": "tomorrow"}, "$.until"),
+            ({"severity": "fatal", "reason": "x", "until": "2020-01-01T00:00:00Z"}, "in the past"),
+        ):
+            status, body = await desk.ask("POST", path, node="a", source="s", **bad)
+            assert status == 422
+            assert words in body["error"]
         assert desk.inbox.empty()
 
     visit(tmp_path, scene)

@@ -34,9 +34,9 @@ def a_fault(kind, rank=None, *, ms=0, node=None, **report) -> NodeFault:
     return NodeFault(node=node, at_ns=NOW + ms * MS, report=FaultReport(**(fields | report)))
 
 
-def a_crash(rank, *lines, ms=0, code=1, signal=None, **more) -> NodeFault:
+def a_crash(rank, *lines, ms=0, code=1, signal=None, by="", **more) -> NodeFault:
     """Return the crash of ``rank`` with its last lines."""
-    ended = ExitCause(code=None if signal else code, signal=signal)
+    ended = ExitCause(code=None if signal else code, signal=signal, by=by)
     return a_fault(FaultKind.CRASH, rank, ms=ms, exit=ended, evidence=tuple(lines), **more)
 
 
@@ -72,6 +72,16 @@ def test_a_killed_rank_is_the_culprit_although_its_victims_were_heard_first():
     )
     assert finding.culprit.reason == "SIGKILL (signal 9)"
     assert [item.ranks for item in finding.dissent] == [(0,), (2,), (3,)]
+
+
+def test_a_rank_that_the_kernel_killed_is_told_with_the_reason():
+    """The same batch size would be tried again, on node after node."""
+    later = a_crash(1, signal=9, ms=30, by="the kernel's OOM killer")
+    for faults in ((a_crash(1, signal=9), later), (later,)):
+        finding = judged(*faults, a_crash(0, "Connection closed by peer", ms=1))
+        assert named(finding) == ("node-1", 1)
+        assert "was killed by the kernel's OOM killer with SIGKILL (signal 9)" in finding.why
+        assert finding.culprit.reason == "SIGKILL (signal 9) from the kernel's OOM killer"
 
 
 def test_an_exception_of_its_own_is_told_from_a_lost_connection():

@@ -19,6 +19,7 @@ from sidecar.events import (
     KillWorkers,
     LogFinding,
     PortReserved,
+    ProcessNote,
     ProgressObserved,
     Quit,
     Reply,
@@ -128,6 +129,65 @@ def test_a_crash_is_reported_with_its_true_cause_and_age():
     fault = report.faults[0]
     assert (fault.kind, fault.rank, fault.exit.signal) == (FaultKind.CRASH, 1, 9)
     assert core.snapshot(at(5)).faults[0].age_ns == 3 * SECOND
+
+
+def note(pid=100, local_rank=None, **more):
+    fields = {
+        "reason": "OomKilled",
+        "message": "the kernel's OOM killer ended python3",
+        "line": "Killed process 100 (python3)",
+        "killer": "the kernel's OOM killer",
+    }
+    return ProcessNote(pid=pid, local_rank=local_rank, **{**fields, **more})
+
+
+def test_a_worker_that_the_kernel_killed_is_reported_with_the_killer():
+    """A crash without its cause is tried again with the same batch size."""
+    core = running()
+    core.handle(note(), T0)
+    (fault,) = status_of(core.handle(exited(signal=9), T0)).faults
+    assert fault.reason == "OomKilled"
+    assert fault.exit == ExitCause(signal=9, by="the kernel's OOM killer")
+    assert "sent by the kernel's OOM killer" in fault.message
+    assert fault.evidence[0] == "kernel: the kernel's OOM killer ended python3"
+
+
+def test_a_reason_that_comes_after_the_death_is_told_as_well():
+    """The kernel's log may be read a moment after the process is gone."""
+    core = running()
+    core.handle(exited(signal=9), T0)
+    first, second = status_of(core.handle(note(), at(0.1))).faults
+    assert (first.exit.by, second.exit.by) == ("", "the kernel's OOM killer")
+    assert second.fault_id > first.fault_id
+    core.handle(note(), at(0.2))
+    assert len(core.snapshot(at(0.3)).faults) == 2
+
+
+def test_the_kernels_word_about_another_process_is_evidence_or_nothing():
+    """A worker would be called killed because one of its neighbours was."""
+    core = running(nproc=2)
+    core.handle(note(pid=4242), T0)
+    core.handle(note(pid=555, local_rank=1), T0)
+    core.handle(exited(0, signal=9), T0)
+    (first,) = core.snapshot(T0).faults
+    assert (first.exit.by, first.reason, first.evidence) == ("", "WorkerCrash", ())
+    core.handle(exited(1, code=1), T0)
+    second = core.snapshot(T0).faults[1]
+    assert (second.exit.by, second.reason) == ("", "WorkerCrash")
+    assert second.evidence == ("kernel: the kernel's OOM killer ended python3",)
+
+
+def test_what_the_kernel_said_of_an_older_generation_explains_nothing_later():
+    """A pid is given again; its new owner would inherit the old one's death."""
+    core = running()
+    core.handle(note(), T0)
+    core.handle(CommandReceived(command=stop()), T0)
+    core.handle(WorkersGone(generation=1), T0)
+    core.handle(CommandReceived(command=start(generation=2)), T0)
+    core.handle(WorkersSpawned(generation=2, pids={0: 100}), T0)
+    core.handle(exited(generation=2, signal=9), T0)
+    (fault,) = core.snapshot(T0).faults
+    assert fault.exit.by == ""
 
 
 def test_all_workers_ending_cleanly_completes_the_node():
