@@ -308,19 +308,15 @@ class PageReader:
 def _positions(
     beat: Sequence[int] | None, said: Sequence[int] | None, names: Mapping[int, GroupName]
 ) -> tuple[GroupPosition, ...]:
-    """Return the sampled groups; of its own collective the training thread has the later word."""
+    """Return the sampled groups.  That it came out, the training thread says earlier."""
     if beat is None:
         return ()
     positions: list[GroupPosition] = []
-    for group, count, sampled_fingerprint, sampled_what in beat_groups(beat):
+    for group, count, fingerprint, what in beat_groups(beat):
         named = names.get(group)
         if named is None or not count:
             continue
-        is_own = said is not None and said[8] == group
-        is_in_it = said[10] != 0 if said is not None and is_own else is_inside(sampled_what)
-        fingerprint, what = sampled_fingerprint, sampled_what
-        if said is not None and is_own and is_in_it:
-            fingerprint, what = said[5], said[9]
+        has_left = said is not None and said[8] == group and not said[10]
         positions.append(
             GroupPosition(
                 name=named.name,
@@ -328,7 +324,7 @@ def _positions(
                 seq=count - 1,
                 fingerprint=_known(fingerprint) or 0,
                 op=operation_of(what),
-                inside=is_in_it,
+                inside=is_inside(what) and not has_left,
             )
         )
     return tuple(positions)

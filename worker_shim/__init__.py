@@ -6,21 +6,28 @@ Standard library and `scout` only; torch is looked at where the script has it, n
 """
 
 import os
-from collections.abc import Mapping
-from typing import SupportsIndex
+from collections.abc import Iterable, Mapping
+from typing import SupportsIndex, TypeVar
 
 from worker_shim.attachment import ATTACHMENT, Session
 from worker_shim.messages import RestartMode
+from worker_shim.phases import CheckpointDirection, DeclaredPhase
 
 __all__ = [
     "RestartMode",
     "Session",
     "attach",
+    "checkpoint_io",
     "checkpoint_saved",
+    "detach",
+    "instrument_dataloader",
     "latest_checkpoint",
     "notify_labels",
+    "phase",
     "report_fault",
 ]
+
+T = TypeVar("T")
 
 _DETACHED = Session()
 
@@ -28,6 +35,37 @@ _DETACHED = Session()
 def attach() -> Session:
     """Attach this process to its node's sidecar, once; later calls return the same session."""
     return ATTACHMENT.attach()
+
+
+def detach() -> None:
+    """Take everything of ours out of this process again; ``attach`` may follow."""
+    ATTACHMENT.detach()
+
+
+def phase(name: str, limit_s: float | None = None) -> DeclaredPhase:
+    """Return a context that declares what takes long and is no stall.
+
+    ``with worker_shim.phase("evaluate", limit_s=600): ...``
+
+    ``name`` is ``evaluate``, ``checkpoint``, ``compile``, ``data`` or another of `scout`'s phases.
+    It stands until the end of the block, whatever hooks see inside; phases may be nested.
+    """
+    return _session().phase(name, limit_s)
+
+
+def checkpoint_io(direction: CheckpointDirection, limit_s: float | None = None) -> DeclaredPhase:
+    """Return a context for checkpoint I/O that torch does not do itself.
+
+    ``with worker_shim.checkpoint_io("write"): ...``
+
+    ``torch.save``, ``torch.load`` and torch's distributed checkpoints are seen without it.
+    """
+    return _session().checkpoint_io(direction, limit_s)
+
+
+def instrument_dataloader(loader: Iterable[T]) -> Iterable[T]:
+    """Return ``loader`` with its waits published.  Torch's own `DataLoader` needs no call."""
+    return _session().instrument_dataloader(loader)
 
 
 def notify_labels(labels: Mapping[str, object]) -> None:

@@ -11,13 +11,13 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Concatenate, Final, ParamSpec, SupportsIndex, TypeVar
 
 from scout.progress import PageWriter, ProgressPageError
 from worker_shim.checkpoint import AnyPath, CheckpointTracker
 from worker_shim.client import Client
-from worker_shim.instrument import StepHook, collective_sequence
+from worker_shim.instrument import Instruments
 from worker_shim.messages import (
     GENERATION_ENV,
     PROGRESS_PAGE_ENV,
@@ -25,6 +25,12 @@ from worker_shim.messages import (
     SOCKET_ENV,
     JobFault,
     RestartMode,
+)
+from worker_shim.phases import (
+    DeclaredPhase,
+    WatchedLoader,
+    checkpoint_phase,
+    declared_phase,
 )
 from worker_shim.session import Outbox, StepCounter
 
@@ -38,6 +44,7 @@ FLUSH_S_MAX: Final = 1.0
 _log: Final = logging.getLogger("outrider")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+T = TypeVar("T")
 
 
 def _quietly(
@@ -62,12 +69,13 @@ class Session:
     def __init__(
         self,
         client: Client | None = None,
-        hook: StepHook | None = None,
+        instruments: Instruments | None = None,
         steps: StepCounter | None = None,
         local_rank: int = 0,
     ) -> None:
         self._client = client
-        self._hook = hook
+        self._instruments = instruments
+        self._track = instruments.track if instruments is not None else None
         self._local_rank = local_rank
         self._warned: set[str] = set()
         self._checkpoints = (
@@ -130,9 +138,24 @@ class Session:
         self._look_for_torch()
         return None if self._checkpoints is None else (self._checkpoints.latest(prefix, default),)
 
+    def phase(self, name: str, limit_s: float | None = None) -> DeclaredPhase:
+        """Return the context of a phase that may last ``limit_s`` seconds without a stall."""
+        self._look_for_torch()
+        return declared_phase(self._track, name, limit_s, self.warn_once)
+
+    def checkpoint_io(self, direction: str, limit_s: float | None = None) -> DeclaredPhase:
+        """Return the context of reading or writing a checkpoint."""
+        self._look_for_torch()
+        return checkpoint_phase(self._track, direction, limit_s, self.warn_once)
+
+    def instrument_dataloader(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return ``loader`` with its waits published."""
+        self._look_for_torch()
+        return loader if self._track is None else WatchedLoader(self._track, loader)
+
     def _look_for_torch(self) -> None:
-        if self._hook is not None:
-            self._hook.install()
+        if self._instruments is not None:
+            self._instruments.install()
 
     def warn_once(self, text: str) -> None:
         """Put one line into the rank's log, the first time."""
@@ -144,13 +167,22 @@ class Session:
         if self._client is not None:
             self._client.close(FLUSH_S_MAX)
 
+    def _detach(self) -> None:
+        """Leave torch as it was, say what is owed still, and let go."""
+        if self._instruments is not None:
+            self._instruments.remove()
+        if self._client is not None:
+            self._client.close(FLUSH_S_MAX)
+            self._client.release()
+        self._client = self._instruments = self._track = self._checkpoints = None
+
     def _abandon(self) -> None:
         """In a forked child: its parent speaks for the rank, the child never does."""
-        if self._hook is not None:
-            self._hook.silence()
+        if self._instruments is not None:
+            self._instruments.silence()
         if self._client is not None:
             self._client.abandon()
-        self._client = self._hook = self._checkpoints = None
+        self._client = self._instruments = self._track = self._checkpoints = None
 
 
 class _Attachment:
@@ -160,19 +192,32 @@ class _Attachment:
         self.session: Session | None = None
         self._attaching = threading.Lock()
         self._held: threading.Condition | None = None
+        self._is_registered = False
 
     def attach(self) -> Session:
         with self._attaching:
             if self.session is None:
                 self.session = _open_session(os.environ)
-                if self.session.attached:
-                    atexit.register(self.session._close)  # noqa: SLF001 - same module
+                if self.session.attached and not self._is_registered:
+                    self._is_registered = True
+                    atexit.register(self._at_exit)
                     os.register_at_fork(
                         before=self._before_fork,
                         after_in_parent=self._after_in_parent,
                         after_in_child=self._after_in_child,
                     )
             return self.session
+
+    def detach(self) -> None:
+        """End the session, if there is one; `attach` begins another."""
+        with self._attaching:
+            session, self.session = self.session, None
+            if session is not None:
+                session._detach()  # noqa: SLF001 - same module
+
+    def _at_exit(self) -> None:
+        if self.session is not None:
+            self.session._close()  # noqa: SLF001 - same module
 
     def _before_fork(self) -> None:
         client = self.session._client if self.session is not None else None  # noqa: SLF001
@@ -210,23 +255,23 @@ def _open_session(environment: Mapping[str, str]) -> Session:
         return Session()
     steps = StepCounter()
     page = _open_page(environment)
-    hook = StepHook(steps, page) if page is not None else None
+    instruments = Instruments(steps, page) if page is not None else None
     outbox = Outbox(
         client_id=f"{os.getpid()}-{secrets.token_hex(4)}",
         generation=generation,
         local_rank=local_rank,
         pid=os.getpid(),
     )
-    client = Client(path, outbox, _ticker(page, hook))
-    if hook is not None:
-        hook.install()
+    client = Client(path, outbox, instruments.tick if instruments is not None else _idle)
+    if instruments is not None:
+        instruments.install()
     client.start()
     unreachable = client.first_contact(ATTACH_S_MAX)
     if unreachable is not None:
         _log.warning(
             "outrider: no sidecar at %s (%s); training goes on without it", path, unreachable
         )
-    return Session(client, hook, steps, local_rank)
+    return Session(client, instruments, steps, local_rank)
 
 
 def _open_page(environment: Mapping[str, str]) -> PageWriter | None:
@@ -240,13 +285,5 @@ def _open_page(environment: Mapping[str, str]) -> PageWriter | None:
         return None
 
 
-def _ticker(page: PageWriter | None, hook: StepHook | None) -> Callable[[int], None]:
-    """Return what the background thread does ten times a second."""
-
-    def tick(now_ns: int) -> None:
-        if page is None or hook is None:
-            return
-        hook.install()
-        page.beat(now_ns, collective_sequence())
-
-    return tick
+def _idle(_now_ns: int) -> None:
+    """Without a page there is nothing to say ten times a second."""

@@ -101,6 +101,12 @@ class Client:
         if self._thread.is_alive():
             self._thread.join(flush_s + 1.0)
 
+    def release(self) -> None:
+        """After `close`: give back what the thread was woken with, if it ended."""
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
     def abandon(self) -> None:
         """In a forked child, where the thread does not exist: drop our copies of its handles."""
         self._drop_socket()

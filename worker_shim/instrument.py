@@ -1,103 +1,224 @@
-"""Progress without a change in the script: torch's own hooks, if the script has torch.
+"""Progress without a change in the script: what is watched in torch, if the script has torch.
 
 Importing this module loads no torch, and neither does calling it: a torch that the script has
-imported is looked up, never loaded.  What is read from torch is guarded, private names most of
-all; where one is missing the page says less and training goes on.
+imported is looked up, never loaded.  Each part is installed once its module is there, guarded,
+private names most of all; where one is missing the page says less and training goes on.
 """
 
+import functools
 import logging
-import struct
-import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
 from scout.hang import Phase
 from scout.progress import PageWriter
+from worker_shim.collectives import CollectiveWatch
+from worker_shim.groups import Groups
+from worker_shim.layers import LayerWatch
+from worker_shim.patching import Patches, Watcher, imported
 from worker_shim.session import StepCounter
+from worker_shim.track import DETAIL_CODES, Before, Track
+
+_READ: Final = DETAIL_CODES["read"]
+_WRITE: Final = DETAIL_CODES["write"]
+_CHECKPOINT_IO: Final = (
+    ("torch.serialization", "save", _WRITE),
+    ("torch.serialization", "load", _READ),
+    ("torch.distributed.checkpoint.state_dict_saver", "save", _WRITE),
+    ("torch.distributed.checkpoint.state_dict_loader", "load", _READ),
+)
 
 _log: Final = logging.getLogger("outrider")
 
 
-class StepHook:
+class Instruments:
+    """Everything of ours inside torch, in one process."""
+
+    def __init__(self, steps: StepCounter, page: PageWriter) -> None:
+        self.track = Track(page, steps)
+        self._page = page
+        self._groups = Groups()
+        self._patches = Patches()
+        self._steps = StepWatch(self.track, steps)
+        self._collectives = CollectiveWatch(self.track, self._groups)
+        self._installing = threading.Lock()
+        self._waiting: list[tuple[str, Callable[[ModuleType, ModuleType], None]]] = [
+            ("torch.optim.optimizer", self._watch_steps),
+            ("torch.distributed.distributed_c10d", self._watch_collectives),
+            ("torch.utils.data.dataloader", self._watch_loaders),
+            ("torch._dynamo.callback", self._watch_compiler),
+        ]
+        self._waiting += [
+            (module, functools.partial(self._watch_checkpoint, name, detail))
+            for module, name, detail in _CHECKPOINT_IO
+        ]
+        self._silent = False
+
+    def install(self) -> None:
+        """Install what can be installed now; what torch has not imported yet comes later.
+
+        Registering changes dictionaries that a step iterates over, so it is best done by the
+        training thread; the background thread does it only for a script that makes no call of
+        ours after importing torch, long before such a script's first step.
+        """
+        if not self._waiting or self._silent or not self._installing.acquire(blocking=False):
+            return
+        try:
+            torch = imported("torch")
+            if torch is None:
+                return
+            for part in list(self._waiting):
+                module = imported(part[0])
+                if module is not None:
+                    self._waiting.remove(part)
+                    self._install_one(part, torch, module)
+        finally:
+            self._installing.release()
+
+    def _install_one(
+        self,
+        part: tuple[str, Callable[[ModuleType, ModuleType], None]],
+        torch: ModuleType,
+        module: ModuleType,
+    ) -> None:
+        try:
+            part[1](torch, module)
+        except Exception as error:  # noqa: BLE001 - another torch may lack any of the names
+            _log.warning(
+                "outrider: %s of this torch is not watched: %s: %s",
+                part[0],
+                type(error).__name__,
+                error,
+            )
+
+    def tick(self, now_ns: int) -> None:
+        """Beat, and say where every process group stands.  For the background thread."""
+        self.install()
+        count, groups = self._groups.sample(with_fingerprints=self._collectives.alive)
+        self._page.beat(now_ns, count, groups)
+
+    def silence(self) -> None:
+        """Publish nothing from now on: in a forked child the page is not ours."""
+        self._silent = True
+        self.track.silence()
+        self._collectives.alive = False
+
+    def remove(self) -> None:
+        """Take everything out of torch again."""
+        with self._installing:
+            self.silence()
+            self._patches.remove()
+
+    # --- the parts ------------------------------------------------------------------------
+
+    def _watch_steps(self, torch: ModuleType, optimizer: ModuleType) -> None:
+        self._steps.install(self._patches, torch, optimizer)
+        layers = LayerWatch(self.track, torch)
+        layers.install(self._patches)
+        self._steps.stepping = layers.stepping
+
+    def _watch_collectives(self, torch: ModuleType, distributed: ModuleType) -> None:
+        if hasattr(distributed, "ProcessGroup"):  # a torch may be built without
+            self._collectives.install(self._patches, torch, distributed)
+
+    def _watch_loaders(self, _torch: ModuleType, loader: ModuleType) -> None:
+        track = self.track
+        iterator = loader._BaseDataLoaderIter  # noqa: SLF001 - there is no public name
+        original = iterator.__next__
+
+        @functools.wraps(original)
+        def __next__(it: Any) -> Any:  # noqa: N807 - its name
+            before = track.enter(Phase.DATA)
+            try:
+                return original(it)
+            finally:
+                track.leave(before)
+
+        self._patches.put(iterator, "__next__", __next__)
+
+    def _watch_checkpoint(
+        self, name: str, detail: int, torch: ModuleType, module: ModuleType
+    ) -> None:
+        track, is_compiling = self.track, torch.compiler.is_compiling
+
+        def make(original: Any) -> Any:
+            def move_checkpoint(*args: Any, **kwargs: Any) -> Any:
+                if is_compiling():
+                    return original(*args, **kwargs)
+                before = track.declare(Phase.CHECKPOINT, None, detail)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    track.withdraw(before)
+
+            return move_checkpoint
+
+        self._patches.replace_function(module, name, make)
+
+    def _watch_compiler(self, _torch: ModuleType, callback: ModuleType) -> None:
+        """A first step that compiles for minutes makes no progress and is no stall."""
+        handler = callback.callback_handler
+        running: list[Before | None] = []
+
+        def start(*_args: Any) -> None:
+            running.append(self.track.declare(Phase.COMPILE, None))
+
+        def end(*_args: Any) -> None:
+            if running:
+                self.track.withdraw(running.pop())
+
+        handler.register_start_callback(start)
+        handler.register_end_callback(end)
+        self._patches.later(lambda: handler.remove_start_callback(start))
+        self._patches.later(lambda: handler.remove_end_callback(end))
+
+
+class StepWatch(Watcher):
     """Publishes the job's step after every step of the script's first optimizer.
 
+    A step that is compiled as a whole is not counted: a hook in it would break its graph.
     A script may step several optimizers in one iteration; the first one seen stands for all of
     them, and when it is gone the next one seen takes its place.
     """
 
-    def __init__(self, steps: StepCounter, page: PageWriter) -> None:
+    def __init__(self, track: Track, steps: StepCounter) -> None:
+        super().__init__("optimizer steps are")
+        self._track = track
         self._steps = steps
-        self._page: PageWriter | None = page
         self._first: weakref.ref[object] | None = None
-        self._installing = threading.Lock()
-        self.installed = False
+        self.stepping: Callable[[Any], None] | None = None
+        """Called before every counted step."""
 
-    def install(self) -> None:
-        """Register with torch once it is completely imported; until then do nothing.
+    def install(self, patches: Patches, torch: ModuleType, optimizer: ModuleType) -> None:
+        """Register with torch's hooks on every optimizer."""
+        self._is_compiling = torch.compiler.is_compiling
+        before = optimizer.register_optimizer_step_pre_hook(self._before)
+        after = optimizer.register_optimizer_step_post_hook(self._after)
+        patches.later(before.remove)
+        patches.later(after.remove)
 
-        Registering changes a dictionary that a step iterates over, so it is best done by the
-        training thread; the background thread does it only for a script that makes no call of
-        ours after importing torch, long before such a script's first step.
-        """
-        if self.installed or not self._installing.acquire(blocking=False):
+    def _before(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
+        if self._is_compiling() or not self.alive or not self._counts(optimizer):
             return
-        try:
-            optimizer = _imported("torch.optim.optimizer")
-            if self.installed or optimizer is None or _imported("torch") is None:
-                return
-            self.installed = True
-            register = getattr(optimizer, "register_optimizer_step_post_hook", None)
-            if register is None:
-                _log.warning("outrider: this torch has no optimizer step hook; progress is unknown")
-                return
-            register(self)
-        finally:
-            self._installing.release()
+        self._track.thread = threading.get_ident()
+        self._track.mark(Phase.OPTIMIZER)
+        if self.stepping is not None:
+            self.stepping(optimizer)
 
-    def __call__(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        """Count and publish one step.  Called by torch in the training thread."""
+    def _after(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
+        if not self._is_compiling() and self.alive and self._counts(optimizer):
+            self._steps.advance()
+            self._track.stepped()
+
+    def _counts(self, optimizer: object) -> bool:
         first = self._first() if self._first is not None else None
         if first is None:
-            self._first = weakref.ref(optimizer)
-        elif first is not optimizer:
-            return
-        step = self._steps.advance()
-        page = self._page
-        if page is None:
-            return
-        try:
-            page.publish(step, Phase.OPTIMIZER)
-        except (ValueError, struct.error) as error:
-            self._page = None
-            _log.warning("outrider: progress is no longer published: %s", error)
-
-    def silence(self) -> None:
-        """Publish nothing from now on: in a forked child the page is not ours."""
-        self._page = None
-
-
-def collective_sequence() -> int | None:
-    """Return how many collectives the default process group has entered, or None.
-
-    The number grows with every collective, those started in C++ included, and may be read while
-    the training thread waits in one.  A rank whose number is behind is the one waited for.
-    """
-    distributed = _imported("torch.distributed.distributed_c10d")
-    if distributed is None:
-        return None
-    try:
-        if not distributed.is_initialized():
-            return None
-        sequence = distributed._get_default_group()._get_sequence_number_for_group()  # noqa: SLF001 - there is no public name
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    return sequence if isinstance(sequence, int) and sequence >= 0 else None
-
-
-def _imported(name: str) -> ModuleType | None:
-    """Return a module whose import is complete: half of one must not be touched."""
-    module = sys.modules.get(name)
-    spec = getattr(module, "__spec__", None)
-    return None if getattr(spec, "_initializing", False) else module
+            try:
+                self._first = weakref.ref(optimizer)
+            except TypeError as error:
+                self.fail(error)
+                return False
+        return first is None or first is optimizer

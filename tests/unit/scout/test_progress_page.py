@@ -272,19 +272,17 @@ def test_groups_are_read_with_their_members(page):
     assert [it.ranks for it in reader.read().groups] == [(0,)]
 
 
-def test_the_training_thread_has_the_last_word_on_its_own_collective(page):
-    """A rank that is inside one would look outside it until the next sample."""
+def test_a_thread_that_came_out_of_a_collective_is_not_inside_it(page):
+    """A rank that went on would be taken for one that waits, until the next sample."""
     reader, writer = PageReader.open(page, 7), PageWriter.open(page, 7)
-    writer.beat(10, 4, [words(5, [0, 1], fingerprint=1, operation=2), words(6, [0, 2])])
     writer.write(3, Phase.COLLECTIVE, 20, 0, 9 + 1, 20, 0, 5, pack_what(4, inside=True), 20)
+    own = words(5, [0, 1], fingerprint=9, operation=4, inside=True)
+    writer.beat(25, 4, [own, words(6, [0, 2])])
     said = reader.read()
-    assert (said.collective_since_ns, said.phase) == (20, Phase.COLLECTIVE)
-    own, other = said.groups
-    assert (own.inside, own.op, own.fingerprint) == (True, "broadcast", 9)
-    assert (other.inside, other.op) == (False, "")
-    writer.beat(25, 4, [words(5, [0, 1], fingerprint=9, operation=4, inside=True)])
+    assert (said.collective_since_ns, said.phase, said.fingerprint) == (20, Phase.COLLECTIVE, 9)
+    assert [(it.inside, it.op) for it in said.groups] == [(True, "broadcast"), (False, "")]
     writer.write(3, Phase.FORWARD, 30, 0, 9 + 1, 30, 0, 5, pack_what(4, inside=False), 0)
-    assert [it.inside for it in reader.read().groups] == [False]
+    assert [it.inside for it in reader.read().groups] == [False, False]
 
 
 def test_groups_without_bound_do_not_break_the_page(page):

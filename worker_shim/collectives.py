@@ -1,0 +1,264 @@
+"""Collectives that the script issues: which one, in which group, and whether it waits inside.
+
+They are watched where every public function of `torch.distributed` ends: at the methods of
+torch's `ProcessGroup`.  A function that a script imported by name, stored or wrapped ends there
+too, and no function of torch's changes its identity, by which torch itself compares some.  What
+C++ issues (DDP's reducer, FSDP) does not pass here; `groups` sees it by its count.
+
+A fingerprint is what has to be the same on every member: operation, members, type and shape where
+the operation demands it, reduction, root, and how many the group had before.  The pieces of an
+all-to-all or of an uneven gather may differ between ranks and are left out.
+"""
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from scout.page_layout import OPERATION_CODES
+from worker_shim.groups import Groups, Position, digest, sequence_number
+from worker_shim.patching import Patches, Watcher
+from worker_shim.track import Track
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A method of `ProcessGroup`: what it does, and which argument every rank has alike."""
+
+    operation: str
+    alike: int | None = None
+    shape: bool = True
+
+
+_SINGLE_GATHER: Final = Method(operation="all_gather_into_tensor", alike=1)
+_SINGLE_SCATTER: Final = Method(operation="reduce_scatter_tensor", alike=0)
+_SINGLE_EXCHANGE: Final = Method(operation="all_to_all_single", alike=0, shape=False)
+
+METHODS: Final[Mapping[str, Method]] = {
+    "allreduce": Method(operation="all_reduce", alike=0),
+    "allreduce_coalesced": Method(operation="all_reduce_coalesced", alike=0),
+    "broadcast": Method(operation="broadcast", alike=0),
+    "reduce": Method(operation="reduce", alike=0),
+    "allgather": Method(operation="all_gather", alike=1, shape=False),
+    "allgather_coalesced": Method(operation="all_gather_coalesced", alike=1, shape=False),
+    "_allgather_base": _SINGLE_GATHER,
+    "all_gather_single": _SINGLE_GATHER,
+    "allgather_into_tensor_coalesced": _SINGLE_GATHER,
+    "all_gather_single_coalesced": _SINGLE_GATHER,
+    "gather": Method(operation="gather", alike=1),
+    "scatter": Method(operation="scatter", alike=0),
+    "reduce_scatter": Method(operation="reduce_scatter", alike=0, shape=False),
+    "_reduce_scatter_base": _SINGLE_SCATTER,
+    "reduce_scatter_single": _SINGLE_SCATTER,
+    "reduce_scatter_tensor_coalesced": _SINGLE_SCATTER,
+    "reduce_scatter_single_coalesced": _SINGLE_SCATTER,
+    "alltoall": Method(operation="all_to_all", alike=0, shape=False),
+    "alltoall_base": _SINGLE_EXCHANGE,
+    "all_to_all_single": _SINGLE_EXCHANGE,
+    "barrier": Method(operation="barrier"),
+    "monitored_barrier": Method(operation="monitored_barrier"),
+}
+"""Old and new names of torch 2.6 to 2.13; a method that is not there is not watched."""
+
+_SEND: Final = OPERATION_CODES["send"]
+_RECV: Final = OPERATION_CODES["recv"]
+_PEER: Final = 1
+"""Which argument of `send` and `recv` is the peer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One operation in one group, from its issue to the end of its wait."""
+
+    position: Position
+    is_message: bool = False
+    counts_when_waited: bool = False
+
+
+class CollectiveWatch(Watcher):
+    """Turns calls into positions.  Never raises into the call that it watches."""
+
+    def __init__(self, track: Track, groups: Groups) -> None:
+        super().__init__("collectives are")
+        self._track = track
+        self._groups = groups
+        self._works: weakref.WeakKeyDictionary[Any, _Call] = weakref.WeakKeyDictionary()
+        self._within: set[int] = set()
+
+    def install(self, patches: Patches, torch: ModuleType, distributed: ModuleType) -> None:
+        """Put the watch around the methods that this torch has."""
+        compiling = _compiling(torch)
+        group_class = distributed.ProcessGroup
+        for name, method in METHODS.items():
+            if hasattr(group_class, name):
+                describe = self._describer(method)
+                self._put(patches, group_class, name, compiling, describe)
+        self._put(patches, group_class, "send", compiling, self._describe_send)
+        self._put(patches, group_class, "recv", compiling, self._describe_recv)
+        patches.put(distributed.Work, "wait", self._waiting(distributed.Work.wait, compiling))
+
+    # --- issuing --------------------------------------------------------------------------
+
+    def _put(
+        self,
+        patches: Patches,
+        owner: Any,
+        name: str,
+        compiling: Callable[[], bool],
+        describe: Callable[[Any, Sequence[Any]], "_Call | None"],
+    ) -> None:
+        original = getattr(owner, name)
+
+        def issue(group: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if not self.alive or compiling() or threading.get_ident() in self._within:
+                return original(group, *args, **kwargs)
+            call, before = self._begin(describe, group, args)
+            work = None
+            try:
+                work = original(group, *args, **kwargs)
+            finally:
+                self._issued(group, work, call)
+                self._end(call, before)
+            return work
+
+        patches.put(owner, name, _named(issue, name, original))
+
+    def _begin(
+        self, describe: Callable[[Any, Sequence[Any]], "_Call | None"], group: Any, args: Any
+    ) -> tuple["_Call | None", tuple[int, int] | None]:
+        try:
+            call = describe(group, args)
+            return call, None if call is None else self._enter(call.position)
+        except Exception as error:  # noqa: BLE001 - the script's call goes on, whatever it is
+            self.fail(error)
+            return None, None
+
+    def _enter(self, position: Position) -> tuple[int, int] | None:
+        self._within.add(threading.get_ident())
+        position.inside = True
+        return self._track.enter_collective(
+            position.group, position.fingerprint, position.operation
+        )
+
+    def _issued(self, group: Any, work: Any, call: _Call | None) -> None:
+        if call is None:
+            return
+        try:
+            if work is not None:
+                self._works[work] = call
+            elif call.counts_when_waited:
+                call.position.calls += 1
+            if not call.is_message:
+                count = sequence_number(group)
+                call.position.settled = call.position.calls if count is None else count
+        except Exception as error:  # noqa: BLE001 - as above
+            self.fail(error)
+
+    def _end(self, call: _Call | None, before: tuple[int, int] | None) -> None:
+        if call is not None:
+            self._within.discard(threading.get_ident())
+            call.position.inside = False
+            self._track.leave_collective(before)
+
+    # --- waiting --------------------------------------------------------------------------
+
+    def _waiting(self, original: Any, compiling: Callable[[], bool]) -> Any:
+        def wait(work: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if not self.alive or compiling() or threading.get_ident() in self._within:
+                return original(work, *args, **kwargs)
+            call, before = self._begin(self._call_of, work, args)
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                self._end(call, before)
+
+        return _named(wait, "wait", original)
+
+    def _call_of(self, work: Any, _args: Sequence[Any]) -> _Call | None:
+        call = self._works.pop(work, None)
+        if call is not None and call.counts_when_waited:
+            call.counts_when_waited = False
+            call.position.calls += 1
+        return call
+
+    # --- describing -----------------------------------------------------------------------
+
+    def _describer(self, method: Method) -> Callable[[Any, Sequence[Any]], _Call]:
+        operation = OPERATION_CODES[method.operation]
+
+        def describe(group: Any, args: Sequence[Any]) -> _Call:
+            position = self._groups.of(group)
+            position.calls += 1
+            count = sequence_number(group)
+            position.settled = position.calls if count is None else count + 1
+            told = f"{operation}|{position.group}|{position.settled}|{_alike(method, args)}"
+            position.fingerprint, position.operation = digest(told), operation
+            return _Call(position)
+
+        return describe
+
+    def _describe_send(self, group: Any, args: Sequence[Any]) -> _Call | None:
+        pair = self._groups.pair(group, int(args[_PEER])) if len(args) > _PEER else None
+        if pair is None:
+            return None
+        pair.calls += 1
+        pair.operation = _SEND
+        return _Call(pair, is_message=True)
+
+    def _describe_recv(self, group: Any, args: Sequence[Any]) -> _Call | None:
+        """A message that is asked for early is not waited for yet: it counts from its wait on."""
+        pair = self._groups.pair(group, int(args[_PEER])) if len(args) > _PEER else None
+        if pair is None:
+            return None
+        pair.operation = _RECV
+        return _Call(pair, is_message=True, counts_when_waited=True)
+
+
+def _alike(method: Method, args: Sequence[Any]) -> str:
+    """Return what every rank passes alike, as text."""
+    if method.alike is None or method.alike >= len(args):
+        return ""
+    texts = [_tensors(args[method.alike], method.shape)]
+    for option in args:
+        reduction = getattr(option, "reduceOp", None)
+        if reduction is not None:
+            texts.append(str(getattr(reduction, "op", reduction)))
+        root = getattr(option, "rootRank", None)
+        if root is not None:
+            texts.append(f"root {root}")
+    return "|".join(texts)
+
+
+def _tensors(value: Any, with_shape: bool) -> str:
+    while isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, (list, tuple)):
+        if not with_shape:
+            return _tensors(value[0], with_shape) if value else ""
+        return ",".join(_tensors(it, with_shape) for it in value)
+    shape = tuple(value.shape) if with_shape else ""
+    return f"{value.dtype}{shape}"
+
+
+def _compiling(torch: ModuleType) -> Callable[[], bool]:
+    """Return what tells that torch traces our code: traced, we must leave no trace."""
+    compiler = getattr(torch, "compiler", None)
+    is_compiling = getattr(compiler, "is_compiling", None)
+    return is_compiling if callable(is_compiling) else bool
+
+
+def _named(function: Any, name: str, original: Any) -> Any:
+    """Name our function like the method it stands for.
+
+    A class in Python that inherits from torch's is asked by C++ for its own version of a method,
+    and is recognized as having none by the name of the frame that asks.
+    """
+    code = function.__code__.replace(co_name=name)
+    renamed = types.FunctionType(
+        code, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+    renamed.__doc__ = original.__doc__
+    return renamed

@@ -1,0 +1,111 @@
+"""Putting something of ours around a function of torch's, and taking it away again.
+
+A function is replaced where it is defined, where its package shows it, and in every loaded module
+that imported it by name.  A torch that the script has imported is looked up, never loaded.
+"""
+
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+MODULES_MAX: Final = 20_000
+"""Loaded modules that are searched for a name imported before us; torch alone brings 2,000."""
+NAMES_MAX: Final = 5_000
+"""Names of one module that are searched; larger ones are generated and import nothing of torch."""
+
+_log: Final = logging.getLogger("outrider")
+
+
+class Watcher:
+    """What one kind of hook does; the first error ends it, and it says so once."""
+
+    def __init__(self, subject: str) -> None:
+        self.alive = True
+        self._subject = subject
+        self._failing = threading.Lock()
+
+    def fail(self, error: Exception) -> None:
+        """Stop watching."""
+        with self._failing:
+            if self.alive:
+                self.alive = False
+                _log.warning(
+                    "outrider: %s no longer watched: %s: %s",
+                    self._subject,
+                    type(error).__name__,
+                    error,
+                )
+
+
+class Patches:
+    """Everything that was replaced, so that it can be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def later(self, undo: Callable[[], None]) -> None:
+        """Remember how to take something away."""
+        self._undo.append(undo)
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute; on removal the old value comes back, unless somebody changed it.
+
+        What comes back is what stood there, not what a look at it returns: a method of a class
+        in C++ is bound only as the former.
+        """
+        stood_there = name in vars(owner)
+        old = vars(owner).get(name)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if vars(owner).get(name) is not value:
+                return
+            if stood_there:
+                setattr(owner, name, old)
+            else:
+                delattr(owner, name)
+
+        self.later(undo)
+
+    def replace_function(self, module: ModuleType, name: str, make: Callable[[Any], Any]) -> bool:
+        """Replace ``module.name`` by what ``make`` returns for it, wherever it was imported."""
+        original = getattr(module, name, None)
+        if original is None:
+            return False
+        replacement = functools.wraps(original)(make(original))
+        for owner, alias in _importers(original):
+            self.put(owner, alias, replacement)
+        return True
+
+    def remove(self) -> None:
+        """Put everything back, the last one first."""
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                _log.warning("outrider: a hook stays in place: %s", error)
+
+
+def _importers(function: Any) -> list[tuple[ModuleType, str]]:
+    """Return every module of a bounded number in which ``function`` has a name."""
+    found: list[tuple[ModuleType, str]] = []
+    for module in list(sys.modules.values())[:MODULES_MAX]:
+        try:
+            # The plain look does not wake a module that loads itself when it is looked at.
+            names = object.__getattribute__(module, "__dict__")
+        except AttributeError:
+            continue
+        if type(names) is dict and len(names) <= NAMES_MAX:
+            found += [(module, name) for name, value in names.copy().items() if value is function]
+    return found
+
+
+def imported(name: str) -> ModuleType | None:
+    """Return a module whose import is complete: half of one must not be touched."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module

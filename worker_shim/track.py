@@ -1,0 +1,185 @@
+"""What the training thread is doing, kept here and published at every change.
+
+Hooks say what they see (`mark`, `enter` and `leave`), the script says what no hook can see
+(`declare`): a phase that the script declared stands until it ends, and whatever hooks see
+meanwhile only shows that it moves.  This module knows no torch.
+
+Every hook costs one publication.  Nothing here raises into training: a page that cannot be
+written any more is let go of, with one line in the rank's log.
+"""
+
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from scout.hang import Phase
+from scout.page_layout import DETAILS, pack_what
+from scout.progress import PageWriter
+from worker_shim.session import StepCounter
+
+DECLARED_MAX: Final = 32
+"""Declared phases inside one another; a script that nests deeper forgot to leave some."""
+
+_log: Final = logging.getLogger("outrider")
+_now: Final = time.monotonic_ns
+_thread: Final = threading.get_ident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What to go back to when a phase ends."""
+
+    phase: int
+    started_ns: int
+    limit_ns: int
+    detail: int
+
+
+class Track:
+    """One rank's position.  Belongs to the training thread, except where a method says more."""
+
+    def __init__(self, page: PageWriter, steps: StepCounter) -> None:
+        self._write: Callable[..., None] = page.write
+        self.steps = steps
+        self.thread = _thread()
+        """The thread that trains: the one that attached, until another one steps."""
+        self.forward_phase: int = Phase.FORWARD
+        """What a forward pass is now: inside backward, it recomputes activations."""
+        self.movements = 0
+        """Forward passes seen, so that hooks that fall silent are noticed."""
+        self._phase: int = Phase.UNKNOWN
+        self._started_ns = _now()
+        self._limit_ns = 0
+        self._detail = 0
+        self._declared: list[Before] = []
+        self._group = 0
+        self._fingerprint = 0
+        self._operation = 0
+        self._since_ns = 0
+        self._what = 0
+
+    # --- what hooks see -------------------------------------------------------------------
+
+    def mark(self, phase: int) -> None:
+        """Say that something moved, and that it was in ``phase``.  For any of torch's threads."""
+        now = _now()
+        if phase != self._phase and not self._declared:
+            self._phase = phase
+            self._started_ns = now
+        self._publish(now)
+
+    def enter(self, phase: int) -> tuple[int, int] | None:
+        """Enter ``phase``; None, and nothing said, for a thread that does not train."""
+        if _thread() != self.thread:
+            return None
+        before = (self._phase, self._started_ns)
+        self.mark(phase)
+        return before
+
+    def leave(self, before: tuple[int, int] | None) -> None:
+        """Go back to where `enter` came from."""
+        if before is None:
+            return
+        if not self._declared:
+            self._phase, self._started_ns = before
+        self._publish(_now())
+
+    def stepped(self) -> None:
+        """Publish that an optimizer step is complete; what follows it is not known."""
+        self.mark(Phase.UNKNOWN)
+
+    # --- what the script says -------------------------------------------------------------
+
+    def declare(self, phase: int, limit_ns: int | None, detail: int = 0) -> Before | None:
+        """Enter a phase that stands until `withdraw`.  None for a thread that does not train.
+
+        Without a limit it has what is left of the limit of the phase around it.
+        """
+        if _thread() != self.thread or len(self._declared) >= DECLARED_MAX:
+            return None
+        now = _now()
+        before = Before(
+            phase=self._phase,
+            started_ns=self._started_ns,
+            limit_ns=self._limit_ns,
+            detail=self._detail,
+        )
+        left = max(1, self._limit_ns - (now - self._started_ns)) if self._limit_ns else 0
+        self._declared.append(before)
+        self._phase, self._started_ns, self._detail = phase, now, detail
+        self._limit_ns = left if limit_ns is None else limit_ns
+        self._describe()
+        self._publish(now)
+        return before
+
+    def withdraw(self, before: Before | None) -> None:
+        """End a declared phase, and those inside it that were never ended."""
+        if before is None or not any(it is before for it in self._declared):
+            return
+        while self._declared.pop() is not before:
+            pass
+        self._phase, self._started_ns = before.phase, before.started_ns
+        self._limit_ns, self._detail = before.limit_ns, before.detail
+        self._describe()
+        self._publish(_now())
+
+    # --- collectives ----------------------------------------------------------------------
+
+    def enter_collective(
+        self, group: int, fingerprint: int | None, operation: int
+    ) -> tuple[int, int] | None:
+        """Say that the training thread is inside a collective from now on."""
+        if _thread() != self.thread:
+            return None
+        self._group, self._operation = group, operation
+        self._fingerprint = 0 if fingerprint is None else fingerprint + 1
+        before = (self._phase, self._started_ns)
+        self._since_ns = _now()
+        self._describe()
+        self.mark(Phase.COLLECTIVE)
+        return before
+
+    def leave_collective(self, before: tuple[int, int] | None) -> None:
+        """Say that it came out."""
+        if before is not None:
+            self._since_ns = 0
+            self._describe()
+            self.leave(before)
+
+    # --- the page -------------------------------------------------------------------------
+
+    def silence(self) -> None:
+        """Publish nothing from now on."""
+        self._write = _say_nothing
+
+    def _describe(self) -> None:
+        self._what = pack_what(self._operation, self._since_ns != 0, self._detail)
+
+    def _publish(self, now: int) -> None:
+        try:
+            self._write(
+                self.steps.step,
+                self._phase,
+                self._started_ns,
+                0,
+                self._fingerprint,
+                now,
+                self._limit_ns,
+                self._group,
+                self._what,
+                self._since_ns,
+            )
+        except (ValueError, struct.error) as error:
+            self.silence()
+            _log.warning("outrider: progress is no longer published: %s", error)
+
+
+def _say_nothing(*_words: int) -> None:
+    """In the place of a page that is not ours any more."""
+
+
+DETAIL_CODES: Final = {name: code for code, name in enumerate(DETAILS)}
