@@ -9,7 +9,7 @@ from typing import Final
 
 from scout.clock import SECOND
 from scout.scene import Scene, silence_ns, vector
-from scout.snapshot import RankSnapshot, doing, limit_ns, place
+from scout.snapshot import GroupPosition, RankSnapshot, doing, limit_ns, place
 from scout.verdict import Agree, Attributed, Basis, Evidence, Inconclusive, Verdict
 from scout.wait_for import waits_in
 
@@ -64,15 +64,29 @@ def stops_by_itself(it: RankSnapshot, scene: Scene) -> bool:
     """Return whether a rank that waits for nobody is stopped by nothing but itself.
 
     One inside a collective that everybody has entered waits for a network, one whose position is
-    as old as its last beat may have moved on, and one that shares a group with a rank of unknown
-    position may wait for that.
+    as old as its last beat may have moved on, and one that has got as far as anybody in a group
+    may wait there for a member of unknown position.
     """
     if it.rank not in scene.stuck or any(group.inside for group in it.groups):
         return False
     if it.heartbeat_age_ns is not None and it.heartbeat_age_ns > silence_ns(it, scene):
         return False
-    unknown = {other.rank for other in scene.ranks if not other.groups}
-    return not any(unknown.intersection(group.ranks) for group in waits_in(it))
+    unknown = {other.rank for other in scene.ranks if not other.groups} | scene.mute
+    return not any(
+        unknown.intersection(group.ranks) and _is_foremost(group, scene) for group in waits_in(it)
+    )
+
+
+def _is_foremost(mine: GroupPosition, scene: Scene) -> bool:
+    """Return whether nobody is known to have gone beyond a rank in one group."""
+    key = (mine.name, mine.ranks)
+    return not any(
+        group.seq > mine.seq
+        for rank in mine.ranks
+        if rank in scene.by_rank
+        for group in scene.by_rank[rank].groups
+        if (group.name, group.ranks) == key
+    )
 
 
 def _attribute(guilty: Sequence[RankSnapshot], scene: Scene) -> Attributed:

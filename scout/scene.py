@@ -15,6 +15,9 @@ from scout.wait_for import WaitFor, wait_for
 SILENCE_NS_MIN: Final = SECOND
 """A beat comes every 0.1 s; ten missed in a row are no scheduling delay."""
 
+OUTLIVED_NS_MIN: Final = 10 * SECOND
+"""Others may finish what they are at after a rank died; few steps take longer."""
+
 Position: TypeAlias = tuple[int, int]
 """Collectives entered, then steps completed."""
 
@@ -24,12 +27,15 @@ class Scene:
     """One snapshot of every rank, arranged.
 
     ``ranks`` are those that answered, ascending; ``absent`` those that did not, with what was
-    last seen of them.  ``stuck`` are the ranks that may hold others up.
+    last seen of them; ``mute`` are ranks that do not answer and that the others' progress has
+    outlived, so that their silence says something of their observer only.  ``stuck`` are the
+    ranks that may hold others up.
     """
 
     ranks: Sequence[RankSnapshot]
     by_rank: Mapping[int, RankSnapshot]
     absent: Mapping[int, RankSnapshot | None]
+    mute: frozenset[int]
     members: Sequence[int]
     stall_ns: int
     stuck: frozenset[int]
@@ -44,11 +50,14 @@ class Scene:
         known = {it.rank: it for it in snapshots}
         ranks = [known[r] for r in members if r in known and known[r].seen_age_ns is None]
         answered = {it.rank: it for it in ranks}
+        missing = {rank: known.get(rank) for rank in members if rank not in answered}
+        mute = frozenset(rank for rank, seen in missing.items() if _outlived(seen, ranks, stall_ns))
         stuck = frozenset(it.rank for it in ranks if is_stuck(it, stall_ns))
         return cls(
             ranks=ranks,
             by_rank=answered,
-            absent={rank: known.get(rank) for rank in members if rank not in answered},
+            absent={rank: seen for rank, seen in missing.items() if rank not in mute},
+            mute=mute,
             members=members,
             stall_ns=stall_ns,
             stuck=stuck,
@@ -87,6 +96,17 @@ def positions_of(ranks: Sequence[RankSnapshot]) -> dict[int, Position]:
     if by_collective:
         return {it.rank: (it.collective_seq or 0, (it.step or 0) * by_step) for it in ranks}
     return {it.rank: (0, it.step or 0) for it in ranks} if by_step else {}
+
+
+def _outlived(seen: RankSnapshot | None, ranks: Sequence[RankSnapshot], stall_ns: int) -> bool:
+    """Return whether others went on for long after a rank was last heard of.
+
+    Training cannot go on without a member, but it can without that member's observer.
+    """
+    if seen is None or seen.seen_age_ns is None:
+        return False
+    ages = [it.progress_age_ns for it in ranks if it.progress_age_ns is not None]
+    return bool(ages) and seen.seen_age_ns - min(ages) > max(OUTLIVED_NS_MIN, stall_ns // 2)
 
 
 def _last(seen: RankSnapshot | None) -> str:

@@ -162,10 +162,19 @@ def test_a_rank_whose_interpreter_is_held_is_named_though_its_count_is_old():
     assert (verdict.ranks, verdict.basis) == ((0,), Basis.MAJORITY)
 
 
-def test_a_rank_of_unknown_place_clears_the_one_that_seems_last():
-    """It may be the one that everybody waits for."""
-    verdict = judged(late(0), rank(1, step=None), *WAITING[1:])
+def test_a_rank_that_may_wait_for_one_of_unknown_place_is_not_named():
+    """The one that nobody can see may be the one that everybody waits for."""
+    pair = at(3, name="tp", ranks=(0, 1), inside=False)
+    seems_last = rank(0, at(8, inside=False), pair)
+    verdict = judged(seems_last, rank(1, step=None), *WAITING[1:])
     assert isinstance(verdict, Inconclusive)
+
+
+def test_a_rank_that_others_have_left_behind_waits_for_nobody_there():
+    """One page that cannot be read would protect every culprit of the job."""
+    verdict = judged(late(0), rank(1, step=None), *WAITING[1:])
+    assert isinstance(verdict, Attributed)
+    assert verdict.ranks == (0,)
 
 
 def test_everybody_inside_the_same_collective_is_a_matter_of_the_network():
@@ -238,3 +247,18 @@ def test_checkpoints_have_a_time_of_their_own():
     watch = StageWatch(thresholds=StageThresholds(rounds=1))
     assert observe(watch, 0, 59, 0, 0, stage=Phase.CHECKPOINT) is None
     assert observe(watch, 0, 61, 0, 0, stage=Phase.CHECKPOINT).ranks == (1,)
+
+
+def test_a_rank_whose_observer_died_long_ago_is_not_named_for_it():
+    """An observer's death would convict a healthy rank at the next stall of another."""
+    memory = rank(2, at(5, inside=False), seen_age_ns=600 * SECOND)
+    verdict = judged(late(0), WAITING[0], memory, WAITING[2])
+    assert isinstance(verdict, Attributed)
+    assert verdict.ranks == (0,)
+
+
+def test_a_silent_observer_beside_a_job_that_goes_on_names_nobody():
+    """A node would be taken out of a healthy job because a helper on it froze."""
+    memory = rank(2, at(5, inside=False), seen_age_ns=600 * SECOND)
+    moving = [rank(n, at(9, inside=False), progress_age_ns=0) for n in (0, 1, 3)]
+    assert not isinstance(judged(*moving, memory), Attributed)
