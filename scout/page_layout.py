@@ -93,9 +93,12 @@ class GroupWords:
     inside: bool
 
 
-def pack_what(operation: int, inside: bool, detail: int = 0) -> int:
-    """Return an operation's code, whether the rank is inside it, and a detail as one word."""
-    return operation | inside << 8 | detail << 16
+def pack_what(operation: int, inside: bool, detail: int = 0, *, unstepped: bool = False) -> int:
+    """Return an operation's code, whether the rank is inside it, and a detail as one word.
+
+    ``unstepped`` says that the process has not completed a step yet.
+    """
+    return operation | inside << 8 | detail << 16 | unstepped << 24
 
 
 def operation_of(what: int) -> str:
@@ -107,6 +110,11 @@ def operation_of(what: int) -> str:
 def is_inside(what: int) -> bool:
     """Return whether the rank was inside the operation."""
     return bool(what & 0x100)
+
+
+def is_unstepped(what: int) -> bool:
+    """Return whether the process had not completed a step."""
+    return bool(what & 0x1000000)
 
 
 def detail_of(what: int) -> str:

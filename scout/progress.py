@@ -56,6 +56,7 @@ from scout.page_layout import (
     beat_groups,
     detail_of,
     is_inside,
+    is_unstepped,
     names_sequence,
     newest_words,
     operation_of,
@@ -82,8 +83,9 @@ _PHASES: Final = {int(phase): phase for phase in Phase}
 class Progress:
     """What a page says.  Instants are nanoseconds of this machine's monotonic clock.
 
-    ``step`` and the fields of the same publication are None until the first one; ``beat_ns`` is
-    None until the first beat.  ``collective_seq`` is the later of what both writers said.
+    ``step`` is None until the process completed one, the other fields of a publication until the
+    first of them; ``beat_ns`` is None until the first beat.  ``collective_seq`` is the later of
+    what both writers said.
     ``collective_since_ns`` is when the training thread entered the collective that it is inside
     of, None while it is in none; ``detail`` is ``read`` or ``write`` in checkpoint I/O.
     ``groups`` are the process groups that the rank is a member of.  ``stable`` is False when a
@@ -289,7 +291,7 @@ class PageReader:
         beat_is_later = said_seq is None or (beat_ns is not None and beat_ns >= progress_ns)
         return replace(
             blank,
-            step=step,
+            step=None if is_unstepped(what) else step,
             phase=_PHASES.get(phase, Phase.UNKNOWN),
             phase_started_ns=started,
             collective_seq=beat_seq if beat_is_later and beat_seq is not None else said_seq,

@@ -60,7 +60,9 @@ class Track:
         self._fingerprint = 0
         self._operation = 0
         self._since_ns = 0
+        self._unstepped = True
         self._what = 0
+        self._describe()
 
     # --- what hooks see -------------------------------------------------------------------
 
@@ -90,6 +92,9 @@ class Track:
 
     def stepped(self) -> None:
         """Publish that an optimizer step is complete; what follows it is not known."""
+        if self._unstepped:
+            self._unstepped = False
+            self._describe()
         self.mark(Phase.UNKNOWN)
 
     # --- what the script says -------------------------------------------------------------
@@ -157,7 +162,9 @@ class Track:
         self._write = _say_nothing
 
     def _describe(self) -> None:
-        self._what = pack_what(self._operation, self._since_ns != 0, self._detail)
+        self._what = pack_what(
+            self._operation, self._since_ns != 0, self._detail, unstepped=self._unstepped
+        )
 
     def _publish(self, now: int) -> None:
         try:
