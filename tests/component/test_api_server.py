@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import textwrap
@@ -218,6 +219,36 @@ def test_a_fault_in_the_output_and_in_the_kernel_log_is_seen(tmp_path):
     (tmp_path / "kernel.log").touch()
     gpus = (GpuAddress(index=0, pci="0000:3b:00"),)
     run(config_of(tmp_path, script, gpus=gpus), scenario)
+
+
+def test_a_worker_that_the_kernel_killed_is_reported_with_its_killer(tmp_path):
+    """A job that is too large for its nodes would be restarted on one after the other."""
+
+    async def scenario(node: Node, _: object) -> None:
+        await node.until("ready")
+        await node.post("/start", START)
+        running = await node.until("running")
+        pid = running["outrider"]["ranks"][0]["pid"]
+        with (tmp_path / "kernel.log").open("a") as log:
+            log.write(f"Memory cgroup out of memory: Killed process {pid} (python) total-vm:9kB\n")
+        os.kill(pid, signal.SIGKILL)
+        status = await node.until("faulted")
+        fault = status["outrider"]["faults"][-1]
+        assert fault["reason"] == "OomKilled"
+        assert fault["exit"] == {
+            "code": None,
+            "signal": 9,
+            "core_dumped": False,
+            "by": "the kernel's OOM killer",
+        }
+        assert "its container was used up" in fault["evidence"][0]
+        text = await node.text("/metrics")
+        assert 'outrider_kernel_log_records_total{kind="oom_kill",training_job="' in text
+        assert 'outrider_gpu_xid_errors_total{gpu="0",training_job="' in text
+
+    (tmp_path / "kernel.log").touch()
+    gpus = (GpuAddress(index=0, pci="0000:3b:00"),)
+    run(config_of(tmp_path, "import time; time.sleep(600)", gpus=gpus), scenario)
 
 
 def test_an_illegal_transition_is_refused_and_changes_nothing(tmp_path):
