@@ -1,5 +1,6 @@
 """The compose stack's files agree with each other and with the repository, without an engine."""
 
+import importlib
 import json
 import re
 import runpy
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from coordinator.cli.arguments import Parser
+from coordinator.cli.main import COMMANDS
 from coordinator.spec import load_job_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,6 +153,17 @@ def test_no_secret_is_written_down(service: str) -> None:
     """A password in the repository becomes everybody's password."""
     for name in SERVICES[service].get("environment", {}):
         assert not re.search("PASSWORD|SECRET|TOKEN|_KEY", name)
+
+
+@pytest.mark.parametrize("service", ["coordinator", *NODES])
+def test_every_option_is_one_that_the_command_takes(service: str) -> None:
+    """The stack was right for an older command line, and every container ends with an error."""
+    name, *options = SERVICES[service]["command"]
+    module_name, summary = COMMANDS[name]
+    parser = Parser(f"outrider {name}", summary)
+    importlib.import_module(module_name).add_arguments(parser)
+    asked = parser.parse_args(options)
+    assert asked.token_file is None or name == "run"
 
 
 @each_node
