@@ -23,6 +23,8 @@ NAMES: Final = (
     "restarts stay within the budget",
     "numbers never go back",
     "no start before it is durable",
+    "no stray is left",
+    "nothing runs after the end",
 )
 
 
@@ -54,6 +56,20 @@ class Checkers:
             raise BrokenInvariantError(
                 f"seed {self._cluster.world.seed}, second {now:.3f}: {name}: {what}"
             )
+
+    def long_after_healing(self) -> None:
+        """Look for workers of generations that are over, on nodes that everybody can reach."""
+        newest = self._cluster.coordinator.state.generation
+        for node in self._cluster.nodes.values():
+            old = [it.generation for it in node.workers if it.alive and it.generation < newest]
+            self._check("no stray is left", not old, f"{node.name} runs generations {old}")
+
+    def at_the_end(self) -> None:
+        """Look once more when the job is over and every sidecar had time to leave."""
+        left = [
+            f"{w.host.name} (generation {w.generation})" for w in self._cluster.training.workers
+        ]
+        self._check("nothing runs after the end", not left, ", ".join(left))
 
     # --- after every event ------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ from scout.clock import Instant, seconds
 from tests.simulation.coordinator_host import CoordinatorHost
 from tests.simulation.network import Network
 from tests.simulation.node import Node
-from tests.simulation.training import STEPS, Training, Worker
+from tests.simulation.training import Training, Worker
 from tests.simulation.world import World
 
 JOB: Final = "simulated"
 NPROC: Final = 2
+SPARES: Final = 3
 STALL_S: Final = 5.0
 WAIT_FOR_NODES_S: Final = 60.0
 
@@ -20,7 +21,7 @@ WAIT_FOR_NODES_S: Final = 60.0
 class Cluster:
     """Everything of one simulation."""
 
-    def __init__(self, seed: int, nnodes: int, *, spares: int = 3, steps: int = STEPS) -> None:
+    def __init__(self, seed: int, nnodes: int, *, steps: int, spares: int = SPARES) -> None:
         self.world = World(seed)
         self.settings = JobSettings(
             job=JOB,

@@ -11,7 +11,7 @@ from typing import Final
 
 from scout.clock import Instant
 from sidecar.api import ExitCause
-from tests.simulation.cluster import Cluster
+from tests.simulation.cluster import SPARES, Cluster
 from tests.simulation.node import Node
 from tests.simulation.training import Hang
 
@@ -28,12 +28,16 @@ class Trouble(StrEnum):
     SPAWN_FAILS = "spawn fails"
     NODE_CRASHES = "node crashes"
     POWER_LOST = "power lost"
-    PARTITION = "partition longer than a lease"
+    LINK_LOST = "link lost for longer than a lease"
+    MACHINE_CUT_OFF = "machine cut off"
     LINK_BREAKS = "link breaks"
     NODE_SLOW = "node slow"
     COORDINATOR_CRASHES = "coordinator crashes"
+    PERSON_RESTARTS = "person restarts"
 
 
+AT_ONCE: Final = 0.4
+"""Share of faults that follow the one before within two seconds."""
 HARMLESS: Final = frozenset({Trouble.LINK_BREAKS, Trouble.NODE_SLOW, Trouble.COORDINATOR_CRASHES})
 """What must not stop the training."""
 OF_A_NODE: Final = frozenset(
@@ -41,13 +45,12 @@ OF_A_NODE: Final = frozenset(
         Trouble.GPU_BROKEN,
         Trouble.NODE_CRASHES,
         Trouble.POWER_LOST,
-        Trouble.PARTITION,
+        Trouble.LINK_LOST,
+        Trouble.MACHINE_CUT_OFF,
         Trouble.SPAWN_FAILS,
     }
 )
 """What is the node's fault, and not that of one rank only."""
-TAKES_A_NODE: Final = OF_A_NODE - {Trouble.SPAWN_FAILS}
-"""What costs the job a node for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,9 @@ def inject(cluster: Cluster, trouble: Trouble, dice: random.Random) -> Injected 
     holders = [cluster.nodes[name] for name in cluster.coordinator.state.world]
     if trouble is Trouble.COORDINATOR_CRASHES:
         return _crash_coordinator(cluster, dice)
+    if trouble is Trouble.PERSON_RESTARTS:
+        cluster.coordinator.ask("restart")
+        return Injected(at=cluster.world.now, trouble=trouble, node="", rank=None)
     running = [node for node in holders if node.agent is not None and cluster.live(node.name)]
     if not running:
         return None
@@ -91,16 +97,16 @@ def plan(cluster: Cluster, dice: random.Random) -> list[tuple[float, Trouble]]:
 
     Some faults follow one another at once, in the middle of the recovery before.
     """
-    taken = 0
+    broken_gpus = 0
     at_s = 0.0
     drawn: list[tuple[float, Trouble]] = []
-    for _ in range(dice.randint(4, 8)):
+    for _ in range(dice.randint(4, 9)):
         trouble = dice.choice(list(Trouble))
-        taken += trouble in TAKES_A_NODE
-        if trouble in TAKES_A_NODE and taken > 3:
-            trouble = Trouble.WORKER_KILLED
+        broken_gpus += trouble is Trouble.GPU_BROKEN
+        if trouble is Trouble.GPU_BROKEN and broken_gpus > SPARES:
+            trouble = Trouble.WORKER_KILLED  # the job would rightly end for lack of nodes
         drawn.append((at_s, trouble))
-        at_s += dice.uniform(0.0, 2.0) if dice.random() < 0.4 else dice.uniform(4.0, 20.0)
+        at_s += dice.uniform(0.0, 2.0) if dice.random() < AT_ONCE else dice.uniform(4.0, 20.0)
     return drawn
 
 
@@ -147,7 +153,7 @@ def _silence(cluster: Cluster, node: Node, dice: random.Random) -> int:
 
 def _break_loss(cluster: Cluster, node: Node, dice: random.Random) -> int:
     worker = dice.choice(cluster.live(node.name))
-    cluster.training.break_loss(worker)
+    cluster.training.break_loss(worker, at_checkpoint=dice.random() < 0.5)
     return worker.rank
 
 
@@ -179,8 +185,15 @@ def _lose_power(cluster: Cluster, node: Node, dice: random.Random) -> None:
     cluster.world.later(dice.uniform(5.0, 40.0), lambda: _return(node))
 
 
-def _partition(cluster: Cluster, node: Node, dice: random.Random) -> None:
+def _lose_link(cluster: Cluster, node: Node, dice: random.Random) -> None:
     node.cut_off(cluster.settings.lease_s + dice.uniform(9.0, 20.0), quiet=dice.random() < 0.5)
+
+
+def _cut_off(cluster: Cluster, node: Node, dice: random.Random) -> None:
+    """Take the whole network from a machine: its workers live on, and wait for their peers."""
+    node.cut_off(cluster.settings.lease_s + dice.uniform(9.0, 20.0), quiet=True)
+    for worker in cluster.live(node.name):
+        cluster.training.hang(worker, Hang.CUT_OFF)
 
 
 def _break_link(cluster: Cluster, node: Node, dice: random.Random) -> None:
@@ -211,7 +224,8 @@ _DO: Final = {
     Trouble.SPAWN_FAILS: _fail_spawn,
     Trouble.NODE_CRASHES: _crash,
     Trouble.POWER_LOST: _lose_power,
-    Trouble.PARTITION: _partition,
+    Trouble.LINK_LOST: _lose_link,
+    Trouble.MACHINE_CUT_OFF: _cut_off,
     Trouble.LINK_BREAKS: _break_link,
     Trouble.NODE_SLOW: _slow,
 }

@@ -13,15 +13,24 @@ from typing import Final
 
 from coordinator.incidents import Incident
 from scout.clock import Instant, seconds
+from sidecar.api import FaultKind
 from tests.simulation.checkers import BrokenInvariantError, Checkers
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import HARMLESS, OF_A_NODE, Injected, Trouble, heal, inject, plan
 
-FIRST_FAULT_STEP: Final = 25
-"""The faults begin once two checkpoints were saved."""
+FIRST_FAULT_STEPS: Final = (1, 8, 11, 25)
+"""The faults begin at one of these: before the first checkpoint, during it, and after the second.
+Scripted ones begin at the last."""
+STEPS_DRAWN: Final = 300
+"""Two minutes of training when nothing goes wrong: most drawn faults find the job running."""
+STEPS_SCRIPTED: Final = 80
 HEALED_MAX_S: Final = 400.0
 """From the end of the faults to the end of the job: every step again, a few more recoveries, and
 the wait for nodes that never come."""
+SETTLED_S: Final = 30.0
+"""From the end of the faults to the moment when nothing of an old generation runs any more."""
+SHUTDOWN_MAX_S: Final = 30.0
+"""From the end of the job to the moment when every sidecar has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +61,14 @@ def simulate(
     ``troubles`` happen one after the other once the job runs; None draws them from the seed, and
     an empty sequence is a run without faults.  Raises `BrokenInvariantError`.
     """
-    cluster = Cluster(seed, nnodes)
+    cluster = Cluster(seed, nnodes, steps=STEPS_DRAWN if troubles is None else STEPS_SCRIPTED)
     if transcript:
         cluster.world.transcript = []
     checkers = Checkers(cluster)
     dice = cluster.world.dice("faults")
     cluster.power_on()
-    _expect(cluster, cluster.run_until_stepping(FIRST_FAULT_STEP), "the job did not start")
+    first = FIRST_FAULT_STEPS[-1] if troubles is not None else dice.choice(FIRST_FAULT_STEPS)
+    _expect(cluster, cluster.run_until_stepping(first), "the job did not start")
     drawn = plan(cluster, dice) if troubles is None else [(0.0, item) for item in troubles]
     begin = cluster.world.now
     faults: list[Injected] = []
@@ -69,10 +79,14 @@ def simulate(
     if troubles is None:
         cluster.run_for(5.0)
         heal(cluster)
+        if not cluster.run_until_over(SETTLED_S):
+            checkers.long_after_healing()
     _expect(cluster, cluster.run_until_over(HEALED_MAX_S), "the job neither went on nor failed")
     finished = cluster.coordinator.finished
     assert finished is not None, "the job is over"
     _expect(cluster, bool(finished.reason), "the job ended without a reason")
+    cluster.run_for(SHUTDOWN_MAX_S)
+    checkers.at_the_end()
     return Result(
         seed=seed,
         outcome=finished.outcome,
@@ -90,17 +104,20 @@ def simulate(
     )
 
 
-def convicted_rightly(incident: Incident, fault: Injected) -> bool | None:
-    """Return whether the incident names the one whom ``fault`` happened to; None: it names nobody.
+def convicted_rightly(incident: Incident, faults: Sequence[Injected]) -> bool | None:
+    """Return whether the incident names one whom a fault happened to; None: it names nobody.
 
-    For a fault of a whole node the node is enough.
+    For a fault of a whole node the node is enough.  A person who asks is nobody's conviction.
     """
     culprit = incident.finding.culprit if incident.finding else None
-    if culprit is None:
+    if culprit is None or culprit.kind is FaultKind.OPERATOR:
         return None
-    if fault.trouble in HARMLESS or culprit.node != fault.node:
-        return False
-    return fault.trouble in OF_A_NODE or culprit.rank == fault.rank
+    return any(
+        fault.trouble not in HARMLESS
+        and culprit.node == fault.node
+        and (fault.trouble in OF_A_NODE or culprit.rank == fault.rank)
+        for fault in faults
+    )
 
 
 def _expect(cluster: Cluster, held: bool, what: str) -> None:
@@ -124,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     first, _, last = options.seeds.partition("-")
     failed = 0
+    verdicts: Counter[bool | None] = Counter()
     for seed in range(int(first), int(last or first) + 1):
         try:
             result = simulate(seed, options.nodes, options.only, transcript=options.trace)
@@ -134,6 +152,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in result.transcript:
             sys.stdout.write(f"{line}\n")
         sys.stdout.write(_line(result))
+        verdicts.update(convicted_rightly(it, result.faults) for it in result.incidents)
+    sys.stdout.write(
+        f"{verdicts.total()} incidents: {verdicts[True]} named who broke, {verdicts[False]} named "
+        f"somebody else, {verdicts[None]} nobody; {failed} runs broke an invariant\n"
+    )
     return int(failed > 0)
 
 
@@ -141,7 +164,7 @@ def _line(result: Result) -> str:
     troubles = ", ".join(fault.trouble for fault in result.faults) or "none"
     return (
         f"seed {result.seed}: {result.outcome} after {result.second:.0f} s and "
-        f"{result.generations} generations ({result.digest[:12]}); faults: {troubles}"
+        f"{result.generations} generations ({result.digest}); faults: {troubles}"
         + (f"; {result.reason}" if result.outcome == "failed" else "")
         + "\n"
     )

@@ -20,8 +20,6 @@ PREFIX: Final = "model"
 BEAT_NS: Final = Duration(50_000_000)
 """Age of a healthy rank's last beat: the helper thread beats every 0.1 s."""
 STEP_S: Final = 0.4
-STEPS: Final = 300
-"""Steps until the job is done: two minutes when nothing goes wrong."""
 CHECKPOINT_EVERY: Final = 10
 LOST_PEER_LINE: Final = (
     "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:39443"
@@ -37,6 +35,8 @@ class Hang(StrEnum):
     """Busy in its own code, while its helper thread beats."""
     SILENT = "silent"
     """Holding the interpreter: it does not even beat."""
+    CUT_OFF = "cut off"
+    """Waiting for peers that its machine's network no longer reaches."""
 
 
 class Host(Protocol):
@@ -71,7 +71,8 @@ class Worker:
     step: int | None = None
     progress_at: Instant | None = None
     collective: int | None = None
-    prints_nan: bool = False
+    nan_from: int | None = None
+    """Step at which its loss stops being a number."""
 
     def snapshot(self, now: Instant) -> RankSnapshot:
         """Return what its progress page and its machine say of it."""
@@ -128,7 +129,7 @@ class Shard:
 class Training:
     """Every run of the job, and the disk."""
 
-    def __init__(self, world: World, world_size: int, steps: int = STEPS) -> None:
+    def __init__(self, world: World, world_size: int, steps: int) -> None:
         self.world = world
         self.world_size = world_size
         self.steps = steps
@@ -188,9 +189,10 @@ class Training:
             worker.hang, worker.hung_at = how, self.world.now
             self.world.note(f"rank {worker.rank} hangs: {how}")
 
-    def break_loss(self, worker: Worker) -> None:
-        """Let the rank's next loss be not a number."""
-        worker.prints_nan = True
+    def break_loss(self, worker: Worker, *, at_checkpoint: bool) -> None:
+        """Let the rank's next loss be not a number, or that of the next step that is saved."""
+        step = self.runs[worker.generation].step + 1
+        worker.nan_from = step + (-step % CHECKPOINT_EVERY if at_checkpoint else 0)
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -226,7 +228,7 @@ class Training:
         run.stepping = False
         if not run.may_step():
             for worker in run.members.values():
-                if worker.alive and worker.hang is None:
+                if worker.alive and worker.hang in (None, Hang.CUT_OFF):
                     worker.collective = run.step + 1
             return
         run.step += 1
@@ -245,7 +247,7 @@ class Training:
         self._next(run)
 
     def _print_losses(self, run: Run) -> None:
-        first = [worker for worker in run.members.values() if worker.prints_nan]
+        first = [it for it in run.members.values() if it.nan_from and it.nan_from <= run.step]
         if run.broken_since is not None:
             first = list(run.members.values())
         elif first:
