@@ -16,8 +16,9 @@ from typing import Final, TypeAlias
 
 from scout.clock import Instant, seconds, since
 from sidecar.events import HardwareFinding, ProcessNote
-from sidecar.hardware.catalogue import Catalogue, XidSeverity
+from sidecar.hardware.catalogue import Catalogue, XidSeverity, shipped
 from sidecar.hardware.kernel_events import KernelFinding, KernelKind
+from sidecar.hardware.kernel_health import HealthFeed, Listener
 from sidecar.hardware.kernel_judge import KernelJudge
 from sidecar.hardware.kernel_sources import KernelSource, open_source
 from sidecar.logs.follow import FollowCounters
@@ -64,7 +65,8 @@ class KernelLogWatcher:
 
     ``gpus`` maps a PCI address, in any spelling, to the device's index.  ``cursor`` is a file that
     keeps the place in the kernel's own log.  ``owner`` returns the local rank whose worker, or
-    whose worker's child, a process is.
+    whose worker's child, a process is.  ``health`` is the hardware monitor's source, if there is a
+    monitor.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class KernelLogWatcher:
         catalogue: Catalogue | None = None,
         cursor: Path | None = None,
         owner: Callable[[int], int | None] | None = None,
+        health: Listener | None = None,
     ) -> None:
         self._path = path
         self._emit = emit
@@ -84,6 +87,7 @@ class KernelLogWatcher:
         self._cursor = cursor
         self._owner = owner
         self._judge = KernelJudge(gpus, catalogue=catalogue)
+        self._feed = None if health is None else HealthFeed(health, catalogue or shipped())
         self.gpus = tuple(sorted(set(gpus.values())))
         self._source: KernelSource | None = None
         self._missing_said = False
@@ -155,6 +159,8 @@ class KernelLogWatcher:
         for found in source.read():
             findings += self._judge.take_read(found, now)
         findings += self._judge.tick(now)
+        if self._feed is not None:
+            self._feed.go_on(self._judge, now)
         self._count()
         if since(self._saved_at, now) >= seconds(CURSOR_SAVED_EVERY_S):
             self._saved_at = now

@@ -17,6 +17,8 @@ from sidecar.hardware.kernel_line import KernelLine, Mark
 from sidecar.hardware.kernel_log import KMSG, KernelLogWatcher
 from sidecar.hardware.kernel_sources import Cursor, KernelDevice
 from sidecar.hardware.nvml import GpuInventory, list_gpus
+from sidecar.hardware.readings import Metric, Severity
+from sidecar.hardware.sources import KernelLogSource
 from sidecar.hardware.xid import XidSeverity, normalise_pci
 from sidecar.logs.follow import FollowCounters
 
@@ -281,6 +283,36 @@ def test_a_storm_is_read_without_end_and_counted(tmp_path):
             (finding,) = await kernel.found()
         assert finding.reason == "Xid79"
         assert kernel.watcher.counters.xids[XidSeverity.APP] == 20_000
+
+    asyncio.run(scenario())
+
+
+def test_the_hardware_monitor_is_told_every_line_as_counts(tmp_path):
+    """The monitor would clear a fault that is still being reported."""
+
+    async def scenario() -> None:
+        kernel = Kernel(tmp_path / "kern.log")
+        kernel.write("")
+        source = KernelLogSource()
+        kernel.watcher = KernelLogWatcher(kernel.path, GPUS, kernel.take, 0.02, health=source)
+        async with kernel.running():
+            await until(lambda: kernel.watcher.available)
+            kernel.write(xid(95) * 500 + xid(31, "0000:3b:00"))
+            kernel.write("[1.0] Aborting journal on device sda.\n")
+            await until(lambda: kernel.watcher.counters.kinds[KernelKind.DISK])
+            told = source.read()
+            kernel.write(xid(95) * 7)
+            await until(lambda: kernel.watcher.counters.xids[XidSeverity.FATAL] == 507)
+            await kernel.watcher.catch_up()
+            told += source.read()
+        by_device = {(one.device.index, one.metric, one.claim): 0 for one in told}
+        for one in told:
+            by_device[one.device.index, one.metric, one.claim] += one.count
+        assert by_device == {
+            (5, Metric.XID, Severity.FATAL): 507,
+            (0, Metric.XID, Severity.WARNING): 1,
+            (None, Metric.KERNEL_FAULT, Severity.WARNING): 1,
+        }
 
     asyncio.run(scenario())
 
