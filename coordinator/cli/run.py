@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from coordinator.cli.arguments import DEFAULT_PORT, add_target, port, read_token
 from coordinator.cli.client import Client
 from coordinator.cli.console import start_logging
@@ -244,8 +246,9 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         module=args.module,
         no_python=args.no_python,
         warm_workers=not args.no_warm_workers,
-        **({"warm_modules": tuple(args.warm_module)} if args.warm_module else {}),
     )
+    if args.warm_module:
+        config = msgspec.structs.replace(config, warm_modules=tuple(args.warm_module))
     try:
         check_node_config(config)
     except ConfigError as error:
