@@ -118,7 +118,7 @@ class Groups:
                 break
         yield words
         for pair in list(self._pairs.get(group, {}).values()):
-            yield _group_words(pair, pair.calls, with_fingerprints=False)
+            yield _group_words(pair, None, with_fingerprints=False)
 
 
 def _group_words(position: Position, count: int | None, with_fingerprints: bool) -> GroupWords:
