@@ -70,6 +70,14 @@ class StrictLoader(yaml.SafeLoader):
 
 def parse_yaml(text: str, file: str) -> dict[str, Any]:
     """Return the mapping in ``text``.  Raises `SpecError` with line and column."""
+    data = parse_yaml_value(text, file)
+    if not isinstance(data, dict):
+        raise SpecError(file, "", "the file must hold fields with values, like `name: my-job`")
+    return data
+
+
+def parse_yaml_value(text: str, file: str) -> Any:
+    """Return the value in ``text``.  Raises `SpecError` with line and column."""
     try:
         # StrictLoader is a SafeLoader: no tag builds anything but plain values.
         data = yaml.load(text, Loader=StrictLoader)  # noqa: S506
@@ -88,8 +96,6 @@ def parse_yaml(text: str, file: str) -> dict[str, Any]:
         raise SpecError(file, "", "the file is empty")
     if not _is_bounded(data):
         raise SpecError(file, "", f"its aliases add up to more than {VALUES_MAX} values")
-    if not isinstance(data, dict):
-        raise SpecError(file, "", "the file must hold fields with values, like `name: my-job`")
     return data
 
 
