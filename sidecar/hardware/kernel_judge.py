@@ -6,7 +6,7 @@ is bounded whatever a log holds.  It reads no clock and opens nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +45,8 @@ GAP_TOLD_EVERY_S: Final = 60.0
 
 _CONVICTED_DRIVERS: Final = ("nvidia", "mlx5_core", "nvme")
 """Whose fatal PCI Express error takes the node; a bridge only passes one on."""
+_TRAINING_DRIVERS: Final = ("mlx5_core", "mlx4_core", "bnxt_en", "irdma", "efa")
+"""Network cards that collectives run over; a port for administration may stay down."""
 _NEVER: Final = frozenset({KernelKind.PROCESS_FAULT, KernelKind.OOM_KILL})
 
 
@@ -287,7 +289,7 @@ class KernelJudge:
             return self._lost(note, line, now)
         at = now if line.uptime_us is None else Instant(line.uptime_us * 1000)
         if note.kind is KernelKind.LINK_DOWN:
-            self._links.down(note.subject, at, now)
+            self._links.down(note.subject, at, now, trains=note.driver in _TRAINING_DRIVERS)
         elif note.kind is KernelKind.LINK_UP:
             return self._link_up(note, line, at, now)
         known = note.subject if note.pci is None else self._known_gpu(note)
@@ -389,12 +391,3 @@ def _cause(subject: Subject, now: Instant) -> int | None:
     if not told:
         return None
     return max(told, key=lambda tally: (tally.severity is XidSeverity.FATAL, tally.last)).code
-
-
-def judge_log(
-    text: str, gpus: Mapping[str, int] | Iterable[str] = (), now: Instant | None = None
-) -> tuple[KernelJudge, list[KernelFinding]]:
-    """Judge a whole text at once: the sum of it, and what would have been told."""
-    known = gpus if isinstance(gpus, Mapping) else {pci: at for at, pci in enumerate(gpus)}
-    judge = KernelJudge(known)
-    return judge, judge.take_log(text, Instant(0) if now is None else now)

@@ -28,13 +28,15 @@ class LinkLimits:
 
 @dataclass(slots=True)
 class Port:
-    """One port.  ``at`` instants are the log's own where it has them."""
+    """One port.  ``trains``: collectives may run over it, so its loss convicts the node."""
 
     down_at: Instant | None = None
     """When it went down, by our clock; None while it is up."""
     flaps: int = 0
     convicted: bool = False
+    trains: bool = False
     down_line_at: Instant | None = None
+    """The same moment by the log's own clock, where it has one."""
     recent: deque[Instant] = field(default_factory=lambda: deque(maxlen=FLAPS_KEPT_MAX))
 
 
@@ -45,11 +47,11 @@ class Links:
     limits: LinkLimits = field(default_factory=LinkLimits)
     ports: dict[str, Port] = field(default_factory=dict)
 
-    def down(self, name: str, at: Instant, now: Instant) -> None:
+    def down(self, name: str, at: Instant, now: Instant, *, trains: bool) -> None:
         """Note that the port went down."""
         port = self._port(name)
         if port is not None and port.down_at is None:
-            port.down_at, port.down_line_at = now, at
+            port.down_at, port.down_line_at, port.trains = now, at, trains
 
     def up(self, name: str, at: Instant) -> tuple[float, bool] | None:
         """Note that the port came up.
@@ -65,7 +67,8 @@ class Links:
         port.flaps += 1
         port.recent.append(at)
         window = seconds(self.limits.window_s)
-        often = sum(since(seen, at) <= window for seen in port.recent) >= self.limits.flaps_fatal
+        flaps = sum(since(seen, at) <= window for seen in port.recent)
+        often = port.trains and flaps >= self.limits.flaps_fatal
         fatal = often and not port.convicted
         port.convicted = often
         return lasted_s, fatal
@@ -76,7 +79,10 @@ class Links:
         gone = [
             name
             for name, port in self.ports.items()
-            if port.down_at is not None and not port.convicted and since(port.down_at, now) >= limit
+            if port.down_at is not None
+            and port.trains
+            and not port.convicted
+            and since(port.down_at, now) >= limit
         ]
         for name in gone:
             self.ports[name].convicted = True

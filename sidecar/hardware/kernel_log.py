@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from scout.clock import Instant, seconds, since
 from sidecar.events import HardwareFinding, ProcessNote
@@ -93,7 +93,7 @@ class KernelLogWatcher:
         self._missing_said = False
         self._saved_at = Instant(0)
         self._recent: deque[tuple[Instant, KernelFinding]] = deque(maxlen=NOTES_MAX)
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading: set[asyncio.Task[Any]] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel-log")
         self.counters = KernelLogCounters()
 
@@ -120,19 +120,16 @@ class KernelLogWatcher:
 
         Whoever saw a process die by a signal first asks whether the kernel says why.
         """
+        reading = asyncio.create_task(self.catch_up())
 
-        async def first_read() -> None:
-            try:
-                async with asyncio.timeout(CATCH_UP_S_MAX):
-                    await self.catch_up()
-            except TimeoutError:
-                _LOG.warning("the kernel log was not read within %g s", CATCH_UP_S_MAX)
-            finally:
-                then()
+        async def wait() -> None:
+            # Not cancelled when it takes longer: what it found would be lost.
+            await asyncio.wait({reading}, timeout=CATCH_UP_S_MAX)
+            then()
 
-        task = asyncio.create_task(first_read())
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+        for task in (reading, asyncio.create_task(wait())):
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
 
     @property
     def available(self) -> bool:

@@ -317,7 +317,8 @@ def test_the_hardware_monitor_is_told_every_line_as_counts(tmp_path):
     asyncio.run(scenario())
 
 
-def test_the_place_in_the_device_is_kept_over_a_restart(tmp_path):
+@pytest.mark.parametrize("_case", ["C10"])
+def test_the_place_in_the_device_is_kept_over_a_restart(tmp_path, _case):
     """An Xid that came while the sidecar was being restarted would never be heard of."""
     counters = FollowCounters()
     cursor = tmp_path / "cursor.json"

@@ -250,8 +250,9 @@ class Job:
             self.do(self.core.handle(LinkSpoke(link=effect.link, message=report), self.now))
 
 
-def test_a_fatal_word_stops_the_job_once_and_moves_its_ranks():
-    """The job would run on a node that its provider takes away."""
+@pytest.mark.parametrize("_case", ["C101"])
+def test_a_fatal_word_stops_the_job_once_and_moves_its_ranks(_case):
+    """Two agents that see one fault would each cost a restart and a spare."""
     job = Job()
     assert job.state.world == ("n1", "n2")
     job.tell(severity=FATAL, reason="will be retired")

@@ -166,6 +166,18 @@ def test_a_link_that_stays_down_takes_its_node_and_is_told_once():
     assert judge.flaps == {"port mlx5_0:1": 1}
 
 
+def test_a_port_for_administration_may_stay_down():
+    """A cable that nobody needs would drain a healthy node."""
+    judge = KernelJudge(GPUS)
+    told = []
+    for number in range(20):
+        told += judge.take("igb 0000:01:00.0 eno1: NIC Link is Down", at(number))
+        told += judge.take("igb 0000:01:00.0 eno1: NIC Link is Up 1000 Mbps", at(number + 0.5))
+    judge.take("igb 0000:01:00.0 eno1: NIC Link is Down", at(30))
+    assert convicted([*told, *judge.tick(at(3000))]) == []
+    assert judge.flaps == {"port eno1": 20}
+
+
 def test_lost_records_are_counted_and_told_once_a_minute():
     """What is not known would be read as well."""
     judge = KernelJudge(GPUS)

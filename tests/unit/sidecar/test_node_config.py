@@ -53,6 +53,7 @@ def test_every_field_is_read(write, tmp_path):
         runDir: {tmp_path}/run
         kernelLog: {tmp_path}/kernel.log
         gpus: [{{index: 0, pci: "0000:3b:00"}}]
+        xids: {{63: {{severity: fatal, action: call us}}}}
         tokenFile: {tmp_path}/token
         module: false
         noPython: false
@@ -61,6 +62,7 @@ def test_every_field_is_read(write, tmp_path):
     assert (config.host, config.http_port, config.nproc_per_node) == ("node-0.cluster", 9090, 8)
     assert config.labels == {"zone": "a"}
     assert config.gpus[0].pci == "0000:3b:00"
+    assert config.xids[63].severity == "fatal"
     assert config.socket_path().name == "worker.sock"
 
 
@@ -72,6 +74,8 @@ def test_every_field_is_read(write, tmp_path):
         ("httpPort: 70000", "httpPort: Expected `int` <= 65535"),
         ("labels: {a: 1}", "labels"),
         ("gpus: [{index: 0}]", "gpus[0]"),
+        ("xids: {63: {severity: awful}}", "severity"),
+        ("xids: {0: {severity: fatal}}", "xids"),
         ("gpus: [{index: 0, pci: nonsense}]", "gpus[0].pci: 'nonsense' is not a PCI address"),
         (
             "gpus: [{index: 0, pci: '0000:3B:00.0'}, {index: 1, pci: '00000000:3b:00.0'}]",
