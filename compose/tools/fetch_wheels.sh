@@ -13,6 +13,7 @@ list=$(mktemp)
 trap 'rm -f "$list"' EXIT
 
 "$PYTHON" compose/tools/image_requirements.py >"$list"
+# What is there already is not fetched again; older versions do no harm, since the lock decides.
 "$PYTHON" -m pip download --quiet --disable-pip-version-check --only-binary :all: \
     --constraint requirements.lock --requirement "$list" --dest compose/wheels
 echo "compose/wheels holds $(find compose/wheels -name '*.whl' | wc -l) wheels"

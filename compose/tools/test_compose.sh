@@ -85,10 +85,9 @@ done
 if [ $made = yes ]; then
     say 'some images can be neither found nor pulled, making them here'
     sh "$HERE/make_local_images.sh"
-    if ! ls compose/wheels/*.whl >/dev/null 2>&1; then
-        say 'fetching the wheels that the image is built from'
-        sh "$HERE/fetch_wheels.sh"
-    fi
+    say 'fetching the wheels that the image is built from'
+    sh "$HERE/fetch_wheels.sh" || ls compose/wheels/*.whl >/dev/null 2>&1 ||
+        fail 'no wheels can be fetched and none are here, so the image cannot be built'
 fi
 services='coordinator node-0 node-1 prometheus alertmanager'
 if have "$GRAFANA_IMAGE"; then
