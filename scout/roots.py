@@ -9,7 +9,7 @@ from typing import Final
 
 from scout.clock import SECOND
 from scout.scene import Scene, silence_ns, vector
-from scout.snapshot import GroupPosition, RankSnapshot, doing, limit_ns, place
+from scout.snapshot import GroupPosition, RankSnapshot, collective, doing, limit_ns, place
 from scout.verdict import Agree, Attributed, Basis, Evidence, Inconclusive, Verdict
 from scout.wait_for import waits_in
 
@@ -130,6 +130,6 @@ def _wait(it: RankSnapshot, scene: Scene) -> str:
         return f"it is at {place(it)}{since}"
     at = wait.position
     return (
-        f"it is at {place(it)}{since}, and has not entered {at.op or 'collective'} {at.seq} of "
-        f"group {at.name}, in which rank {wait.waiter} waits"
+        f"it is at {place(it)}{since}, and has not entered {collective(at)}, "
+        f"in which rank {wait.waiter} waits"
     )

@@ -13,6 +13,9 @@ from scout.clock import SECOND
 SLACK_NS_MAX: Final = 2 * SECOND
 """Whoever held the others up stopped no later than they did, give or take a step."""
 
+OUTSIDE_PYTHON: Final = "issued outside Python"
+"""The ``op`` of a collective that C++ issued, as DDP's reducer and FSDP do."""
+
 
 class Phase(IntEnum):
     """What a rank was doing when it last published progress."""
@@ -126,14 +129,19 @@ def doing(phase: Phase) -> str:
     return _DOING.get(phase, f"in {phase.name.lower()}")
 
 
+def collective(at: GroupPosition) -> str:
+    """Name the collective of a position."""
+    plain = at.op if at.op and at.op != OUTSIDE_PYTHON else "collective"
+    return f"{plain} {at.seq} of group {at.name}"
+
+
 def place(it: RankSnapshot) -> str:
     """Say where a rank stopped, in words."""
     step = "no step yet" if it.step is None else f"step {it.step}"
     inside = [group for group in it.groups if group.inside]
     if inside:
-        at = inside[0]
-        collective = f", inside {at.op or 'collective'} {at.seq} of group {at.name}"
+        entered = f", inside {collective(inside[0])}"
     else:
-        collective = "" if it.collective_seq is None else f", collective {it.collective_seq}"
+        entered = "" if it.collective_seq is None else f", collective {it.collective_seq}"
     phase = "" if it.phase is Phase.UNKNOWN else f", last seen in {it.phase.name.lower()}"
-    return step + collective + phase
+    return step + entered + phase
