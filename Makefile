@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
-.PHONY: bench-recovery simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
+.PHONY: bench-recovery bench-log-rules simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -55,6 +55,9 @@ distclean: clean  ## remove the virtual environment as well
 
 bench-recovery: setup  ## kill -9 and SIGSTOP of a rank, against torchrun
 	$(BIN)/python -m benchmarks.recovery --trials $(or $(TRIALS),5) --stops $(or $(STOPS),3)
+
+bench-log-rules: setup  ## lines judged per CPU-second, against a loop of re and mtail
+	$(BIN)/python -m benchmarks.log_rules --lines $(or $(LINES),300000) --rounds $(or $(ROUNDS),3)
 
 simulate: setup  ## the real cores in a simulated world: make simulate SEEDS=25 NODES=64
 	$(BIN)/python -m tests.simulation.run --seeds 1-$(or $(SEEDS),25) --nodes $(or $(NODES),64)

@@ -13,7 +13,6 @@ _ESCAPE: Final = re.compile(
     rb"|\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles and links
     rb"|[@-Z\\^_])"
 )
-_EMPTY_LINES: Final = re.compile(rb"\n{2,}")
 _FOLDED_ODDLY: Final = (b"\xc5\xbf", b"\xe2\x84\xaa")
 """The long s and the Kelvin sign: the only others that RE2 takes for an ASCII letter."""
 
@@ -64,15 +63,12 @@ def block_of(texts: Iterable[str]) -> Block:
 
 
 def clean_bytes(data: bytes) -> bytes:
-    """Return whole lines without colours, carriage returns, NUL bytes and empty lines."""
+    """Return whole lines without colours, carriage returns and NUL bytes."""
     if b"\r" in data:
-        data = data.replace(b"\r", b"\n")
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\0" in data:
         data = data.replace(b"\0", b"")
-    data = without_escapes(data)
-    if b"\n\n" in data:
-        data = _EMPTY_LINES.sub(b"\n", data)
-    return data[1:] if data.startswith(b"\n") else data
+    return without_escapes(data)
 
 
 def without_escapes(data: bytes) -> bytes:

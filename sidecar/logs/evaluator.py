@@ -13,7 +13,7 @@ from itertools import pairwise
 from scout.clock import Duration, Instant
 from sidecar.logs.block import Block, block_of
 from sidecar.logs.numbers import Extracted, number
-from sidecar.logs.patterns import Hit
+from sidecar.logs.patterns import Hits
 from sidecar.logs.phases import Phases
 from sidecar.logs.prefixes import without_prefix
 from sidecar.logs.records import IndentedRecords
@@ -33,8 +33,6 @@ __all__ = [
     "clean",
     "number",
 ]
-
-_Steps = list[tuple[int, Watch, Hit]]
 
 When = Callable[[Block, int], Instant]
 """When a line was written, by its place in a block: for output of the past."""
@@ -163,7 +161,7 @@ class LogEvaluator:
         turns: dict[int, list[LogRule]] = {}
         for rule in self._phase_rules:
             assert rule.phase is not None
-            ends = rule.phase.end.hits(block) if rule.phase.end is not None else []
+            ends = () if rule.phase.end is None else rule.phase.end.hits(block)
             for place, _ in (*rule.pattern.hits(block), *ends):
                 start = block.data.rfind(b"\n", 0, place) + 1
                 if rule not in turns.setdefault(start, []):
@@ -194,13 +192,12 @@ class LogEvaluator:
             for watch in self._watches
             if not watch.over and not watch.rule.join_indented
         ]
-        steps = _step_places(found)
+        steps = _Steps(block, found)
         for watch, hits in found:
             verdicts += self._show(watch, block, hits, now, when)
             if hits and watch.rule.metrics:
                 self._extract(watch.rule, block, hits, steps)
-        if steps:
-            self._last_step = _newest_step(block, steps, len(block.data), self._last_step)
+        self._last_step = steps.newest(len(block.data), self._last_step)
         if self._joins:
             records = self._records.setdefault(stream, IndentedRecords())
             joined = records.feed(block, now)
@@ -218,16 +215,16 @@ class LogEvaluator:
                 hits = watch.rule.pattern.hits(block)
                 verdicts += self._show(watch, block, hits, now, when)
                 if hits and watch.rule.metrics:
-                    self._extract(watch.rule, block, hits, _step_places([(watch, hits)]))
+                    self._extract(watch.rule, block, hits, _Steps(block, [(watch, hits)]))
         return verdicts
 
     def _show(
-        self, watch: Watch, block: Block, hits: list[Hit], now: Instant, when: When | None
+        self, watch: Watch, block: Block, hits: Hits, now: Instant, when: When | None
     ) -> list[LogVerdict]:
-        stops = [] if watch.rule.stop is None else watch.rule.stop.hits(block)
+        stops = None if watch.rule.stop is None else watch.rule.stop.hits(block)
         if stops:
             line_end = block.data.find(b"\n", stops[0][0])
-            hits = [hit for hit in hits if hit[0] < line_end]
+            hits = hits[: bisect_left(hits.places(), line_end)]
         if hits and watch.rule.rank_scope is RankScope.ANY:
             hits = self._without_repeats(watch.rule, block, hits)
         verdicts: list[LogVerdict] = []
@@ -242,14 +239,14 @@ class LogEvaluator:
             self._node.changes += 1
         return verdicts
 
-    def _without_repeats(self, rule: LogRule, block: Block, hits: list[Hit]) -> list[Hit]:
+    def _without_repeats(self, rule: LogRule, block: Block, hits: Hits) -> Hits:
         """Drop lines that another rank printed before: eight copies are one data point."""
-        fresh = []
+        fresh = Hits(block.data, hits.width // 2)
         for hit in hits:
             step = line_step(rule, block, hit)
             said = f"step {step}" if step is not None else line_at(block, hit[0])
             if not self._node.is_repeat(rule.name, said.encode(), self._place.rank):
-                fresh.append(hit)
+                fresh.add(hit[1])
         return fresh
 
     def _progressed(self, watch: Watch, now: Instant) -> None:
@@ -258,27 +255,27 @@ class LogEvaluator:
         if watch.rule.recurring is not None:
             self.phases.progressed(now)
 
-    def _replay(self, watch: Watch, block: Block, hits: list[Hit], when: When) -> list[LogVerdict]:
+    def _replay(self, watch: Watch, block: Block, hits: Hits, when: When) -> list[LogVerdict]:
         """Take lines at their own times; the silence before one may have been too long."""
         verdicts: list[LogVerdict] = []
-        for hit in hits:
+        for index, hit in enumerate(hits):
             if watch.over:
                 break
             now = when(block, hit[0])
             deadline = self._silence.deadline(watch)
             if deadline is not None and now >= deadline:
                 verdicts.append(self._silence.hang(watch, deadline, now, hit[0]))
-            verdicts += watch.take(block, [hit], now, self.matches)
+            verdicts += watch.take(block, hits[index : index + 1], now, self.matches)
             self._progressed(watch, now)
         return verdicts
 
-    def _extract(self, rule: LogRule, block: Block, hits: list[Hit], steps: _Steps) -> None:
+    def _extract(self, rule: LogRule, block: Block, hits: Hits, steps: "_Steps") -> None:
         wanted = hits if self._on_extracted is not None else hits[-1:]
         for hit in wanted:
             step = line_step(rule, block, hit)
             if step is None:
                 line_end = block.data.find(b"\n", hit[0])
-                step = _newest_step(block, steps, line_end, self._last_step)
+                step = steps.newest(line_end, self._last_step)
             for metric, value in metric_values(rule, block, hit):
                 extracted = Extracted(metric=metric, value=value, step=step)
                 self.series[metric] = extracted
@@ -297,19 +294,28 @@ def clean(text: str) -> str:
     return without_prefix(block_of((text,)).data.decode()[:-1])
 
 
-def _step_places(found: Sequence[tuple[Watch, list[Hit]]]) -> _Steps:
-    """Return every line that names a step, in order."""
-    named = [(watch, hits) for watch, hits in found if watch.rule.step_group is not None and hits]
-    steps = [(hit[0], watch, hit) for watch, hits in named for hit in hits]
-    if len(named) > 1:
-        steps.sort(key=lambda one: one[0])
-    return steps
+class _Steps:
+    """The lines of a block that name a step."""
 
+    def __init__(self, block: Block, found: Sequence[tuple[Watch, Hits]]) -> None:
+        self._block = block
+        self._named = [
+            (watch.rule, hits)
+            for watch, hits in found
+            if watch.rule.step_group is not None and len(hits)
+        ]
+        self._places: dict[str, list[int]] = {}
 
-def _newest_step(block: Block, steps: _Steps, before: int, otherwise: int | None) -> int | None:
-    place = bisect_left(steps, before, key=lambda one: one[0]) - 1
-    if place < 0:
-        return otherwise
-    _, watch, hit = steps[place]
-    step = line_step(watch.rule, block, hit)
-    return otherwise if step is None else step
+    def newest(self, before: int, otherwise: int | None) -> int | None:
+        """Return the last step named before a place in the block."""
+        latest, step = -1, otherwise
+        for rule, hits in self._named:
+            places = self._places.get(rule.name)
+            if places is None:
+                places = self._places[rule.name] = hits.places()
+            index = bisect_left(places, before) - 1
+            if index >= 0 and places[index] > latest:
+                latest = places[index]
+                named = line_step(rule, self._block, hits[index])
+                step = otherwise if named is None else named
+        return step

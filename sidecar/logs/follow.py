@@ -101,7 +101,7 @@ class FollowedFile:
 
     def read(self) -> list[str]:
         """Return the lines that came since the last read.  Never raises for the file's sake."""
-        return self.read_block().data.decode().split("\n")[:-1]
+        return [line for line in self.read_block().data.decode().split("\n") if line]
 
     def read_block(self) -> Block:
         """Return the same as one block."""

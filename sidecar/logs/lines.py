@@ -42,7 +42,7 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> list[str]:
         """Return the lines that ``data`` completes, without their ends and without empty ones."""
-        return self.feed_block(data).data.decode().split("\n")[:-1]
+        return [line for line in self.feed_block(data).data.decode().split("\n") if line]
 
     def feed_block(self, data: bytes) -> Block:
         """Return the same as one block."""
@@ -55,7 +55,9 @@ class LineSplitter:
         if not whole:
             return Block(b"")
         text = self._text(clean_bytes(whole))
-        before, self._before = self._before, (self._before + text)[-BEFORE_BYTES:]
+        before = self._before
+        self._before = text[-BEFORE_BYTES:] if len(text) > BEFORE_BYTES else before + text
+        self._before = self._before[-BEFORE_BYTES:]
         return Block(text, before=before)
 
     @property
@@ -94,16 +96,24 @@ class LineSplitter:
 
     def _whole_lines(self, data: bytes) -> bytes:
         if b"\r" in data:
-            data = data.replace(b"\r", b"\n")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         data = self._partial + data
         end = data.rfind(b"\n") + 1
         self._partial = data[end:]
         whole = data[:end]
-        if len(whole) <= self._max and len(self._partial) <= self._max:
-            if end:
-                self._in_cut_line = False
-            return whole
-        return self._with_long_lines_cut(whole)
+        if len(self._partial) > self._max or self._has_long_line(whole):
+            return self._with_long_lines_cut(whole)
+        if end:
+            self._in_cut_line = False
+        return whole
+
+    def _has_long_line(self, whole: bytes) -> bool:
+        position = 0
+        while len(whole) - position > self._max:
+            position = whole.rfind(b"\n", position, position + self._max + 1) + 1
+            if not position:
+                return True
+        return False
 
     def _with_long_lines_cut(self, whole: bytes) -> bytes:
         out: list[bytes] = []

@@ -47,9 +47,6 @@ class Shape:
     """It asks where a line begins."""
 
 
-UNKNOWN: Final = Shape()
-
-
 class _NotUnderstoodError(Exception):
     """Syntax this module does not follow."""
 
@@ -217,9 +214,9 @@ def shape_of(text: str) -> Shape:
     try:
         branches = parser.branches()
     except (_NotUnderstoodError, IndexError):
-        return UNKNOWN
-    if parser.position != len(text):
-        return UNKNOWN
+        branches = []
+    if not branches or parser.position != len(text):
+        return Shape(at_start="^" in text)  # it may be no more than a set's, like [^x]
     required = _required(branches[0]) if len(branches) == 1 else _alternatives(branches)
     segments: tuple[Segment, ...] = ()
     if len(branches) == 1 and not parser.at_start:

@@ -4,9 +4,10 @@ Decides what a captured text is worth: ``1,234.5``, ``'2.31'``, ``1.049B``, ``na
 ``10.13s/it`` and ``2.4it/s`` are the same quantity.  It knows no rule.
 """
 
+import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -16,8 +17,9 @@ METRICS: Final = ("loss", "step_time", "throughput", "grad_norm")
 STEP: Final = "step"
 STEP_DIGITS_MAX: Final = 18
 """A step beyond that is no step, and would not fit in 64 bits."""
-AROUND_BYTES: Final = 16
-"""How far from a number its unit may stand."""
+BEFORE_BYTES: Final = 12
+AFTER_BYTES: Final = 9
+"""How far from a number its unit may stand: "(ms): " before it, " seconds" after it."""
 NUMBER_CHARS_MAX: Final = 64
 """A longer text is no number that anyone printed."""
 
@@ -125,16 +127,46 @@ def measured(metric: str, data: bytes, start: int, end: int) -> float | None:
         value, unit = plain_number(apart["number"]), apart["unit"]
         if value is None:
             return None
-    return _converted(metric, value, unit or _unit_beside(data, start, end))
+    if unit:
+        return _converted(metric, value, unit)
+    beside = _unit_beside(data[max(0, start - BEFORE_BYTES) : start], data[end : end + AFTER_BYTES])
+    return _converted(metric, value, beside) if beside else value
 
 
-def _unit_beside(data: bytes, start: int, end: int) -> bytes:
-    line_end = data.find(b"\n", end, end + AROUND_BYTES)
-    after = _AFTER.match(data, end, end + AROUND_BYTES if line_end < 0 else line_end)
-    if after is not None and _is_unit(after["unit"]):
-        return after["unit"]
-    before = _BEFORE.search(data, max(0, start - AROUND_BYTES), start)
-    return b"" if before is None else before["unit"]
+def measured_all(metric: str, data: bytes, edges: Iterable[tuple[int, int]]) -> list[float]:
+    """Return `measured` of each text that the edges hold, or nothing if one is no plain number.
+
+    A framework prints the same around the same number, so a unit is looked for once.
+    """
+    values: list[float] = []
+    plain: dict[tuple[bytes, bytes], bool] = {}
+    for start, end in edges:
+        text = data[start:end]
+        around = data[max(0, start - BEFORE_BYTES) : start], data[end : end + AFTER_BYTES]
+        try:
+            value = float(text)
+            if plain[around] and b"_" not in text:
+                values.append(value)
+                continue
+        except KeyError:
+            plain[around] = not _unit_beside(*around)
+        except ValueError:
+            return []
+        converted = measured(metric, data, start, end)
+        if converted is None:
+            return []
+        values.append(converted)
+    return values
+
+
+@functools.lru_cache(maxsize=4096)
+def _unit_beside(before: bytes, after: bytes) -> bytes:
+    """Return the unit between or beside which a number stands; a framework prints it alike."""
+    found = _AFTER.match(after)
+    if found is not None and _is_unit(found["unit"]):
+        return found["unit"]
+    found = _BEFORE.search(before)
+    return b"" if found is None else found["unit"]
 
 
 def _is_unit(unit: bytes) -> bool:

@@ -18,9 +18,14 @@ _RANK: Final = re.compile(
 )
 _PREFIX: Final = re.compile(rf"(?:{re.sub(r'[?]P<[a-z]+>', '?:', _RANK.pattern)})+".encode())
 _INSIDE: Final = re.compile(r"\[(?:RANK|Rank|rank)[: ](\d+)\]")
-PREFIX_BYTES_MAX: Final = 128
+PREFIX_BYTES_MAX: Final = 80
 """Where a prefix ends at the latest."""
-_FIRST_BYTES: Final = frozenset(b"[( 0123456789abcdefghijklmnopqrstuvwxyz")
+NEVER_FIRST: Final = frozenset(range(256)) - frozenset(b"[( 0123456789abcdefghijklmnopqrstuvwxyz")
+"""A line that begins with one of these has no prefix."""
+_BLANK: Final = ord(" ")
+_AFTER_BLANK: Final = frozenset(b" 0123456789")
+_LETTERS: Final = frozenset(b"abdefjklmopqrstuvxyz")
+"""Letters that no host name of the forms above begins with."""
 DIGITS_MAX: Final = 9
 """A longer number is no rank."""
 
@@ -57,9 +62,12 @@ def origin(line: str) -> Origin:
 
 
 def prefix_end(data: bytes, start: int, end: int) -> int:
-    """Return where the prefix of the line from ``start`` to ``end`` ends."""
-    if start == end or data[start] not in _FIRST_BYTES:
+    """Return where the prefix of the line from ``start`` to ``end``, its line feed, ends."""
+    first = data[start]
+    if first in NEVER_FIRST or (first == _BLANK and data[start + 1] not in _AFTER_BLANK):
         return start
+    if first in _LETTERS and data.find(b"/", start, start + PREFIX_BYTES_MAX) < 0:
+        return start  # only torchx begins with such a letter
     found = _PREFIX.match(data, start, min(end, start + PREFIX_BYTES_MAX))
     return start if found is None else found.end()
 

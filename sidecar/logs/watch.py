@@ -12,8 +12,8 @@ from typing import Final
 
 from scout.clock import Instant
 from sidecar.logs.block import Block
-from sidecar.logs.numbers import measured, step_number
-from sidecar.logs.patterns import Hit
+from sidecar.logs.numbers import measured, measured_all, step_number
+from sidecar.logs.patterns import Hit, Hits
 from sidecar.logs.prefixes import origin
 from sidecar.logs.rules import LogRule
 from sidecar.logs.verdicts import KINDS, LogState, LogVerdict, line_at, traceback_to
@@ -54,7 +54,7 @@ class Watch:
         return self.off or self.state is LogState.FAULTED
 
     def take(
-        self, block: Block, hits: list[Hit], now: Instant, matches: Counter[str]
+        self, block: Block, hits: Hits, now: Instant, matches: Counter[str]
     ) -> list[LogVerdict]:
         """Take the matching lines of a block, in order; return what turned bad by them."""
         if self._take_all_well(block, hits, now):
@@ -72,8 +72,8 @@ class Watch:
 
     def take_one(self, block: Block, hit: Hit, now: Instant) -> LogVerdict | None:
         """Take one matching line."""
-        before = self.state
-        self._advance(block, [hit], now)
+        before, group = self.state, self.rule.step_group
+        self._advance(None if group is None else [block.data[slice(*hit[1][group])]], now)
         self.line = line_at(block, hit[0])
         self.state, message = self._judge(block, hit)
         if self.state is before or self.state not in KINDS:
@@ -102,7 +102,7 @@ class Watch:
 
     # --- lines that are well, many at a time ------------------------------------------------
 
-    def _take_all_well(self, block: Block, hits: list[Hit], now: Instant) -> bool:
+    def _take_all_well(self, block: Block, hits: Hits, now: Instant) -> bool:
         """Take ``hits`` if they change nothing but when the rule was last heard of."""
         rule = self.rule
         if rule.fault_on_match:
@@ -111,53 +111,45 @@ class Watch:
             values = self._finite_values(block, hits, rule.metric_group)
             if not values or (self.points is not None and not self.points.all_well(values)):
                 return False
-        self._advance(block, hits, now)
-        self.line = line_at(block, hits[-1][0])
+        group = rule.step_group
+        self._advance(None if group is None else hits.texts(group), now)
+        self.line = line_at(block, hits.flat[-hits.width])
         self.state = LogState.HEALTHY
         return True
 
-    def _finite_values(self, block: Block, hits: list[Hit], group: int) -> list[float]:
+    def _finite_values(self, block: Block, hits: Hits, group: int) -> list[float]:
         """Return each hit's metric, or nothing if one of them needs a closer look."""
-        data = block.data
         if self.rule.metric_key in _WITH_UNIT:
             return self._measured_values(block, hits, group)
-        texts = [data[spans[group][0] : spans[group][1]] for _, spans in hits]
+        texts = hits.texts(group)
         try:
-            values = [float(text) for text in texts]
+            values = list(map(float, texts))
         except ValueError:
             return []
         # A sum is finite only if every part is.  Python takes 1_0 for a number; rules do not.
         return values if math.isfinite(sum(values)) and b"_" not in b" ".join(texts) else []
 
-    def _measured_values(self, block: Block, hits: list[Hit], group: int) -> list[float]:
-        values = []
-        for _, spans in hits:
-            value = measured(self.rule.metric_key or "", block.data, *spans[group])
-            if value is None or not math.isfinite(value):
-                return []
-            values.append(value)
-        return values
+    def _measured_values(self, block: Block, hits: Hits, group: int) -> list[float]:
+        values = measured_all(self.rule.metric_key or "", block.data, hits.edges(group))
+        return values if math.isfinite(sum(values)) else []
 
     # --- one line ---------------------------------------------------------------------------
 
-    def _advance(self, block: Block, hits: list[Hit], now: Instant) -> None:
-        """Take note of when the rule was heard of, and of which step it said."""
-        group = self.rule.step_group
-        if group is None:
+    def _advance(self, said: list[bytes] | None, now: Instant) -> None:
+        """Take note of when the rule was heard of, and of the steps that its lines said."""
+        if said is None:
             self.progress_at = now
             return
-        data = block.data
         if self.rule.recurring is None:
-            self.step = step_number(data[slice(*hits[-1][1][group])])
+            self.step = step_number(said[-1])
             self.progress_at = now
             return
-        for _, spans in hits:
-            self.step = step_number(data[slice(*spans[group])])
-            if self.step is None:
-                self.progress_at = now
-            elif self.step not in self.steps:
-                self.steps.append(self.step)
-                self.progress_at = now
+        steps = [step_number(text) for text in said[-STEPS_REMEMBERED:]]
+        self.step = steps[-1]
+        fresh = [step for step in dict.fromkeys(steps) if step not in self.steps]
+        if fresh or len(said) > STEPS_REMEMBERED:
+            self.progress_at = now
+        self.steps.extend(step for step in fresh if step is not None)
 
     def _value(self, block: Block, hit: Hit) -> tuple[float | None, str]:
         """Return a line's metric and its text.  Of several matches the first number counts.

@@ -15,6 +15,8 @@ PIECES = st.sampled_from(
         ".*", ".*?", ".+", ".", r"\s*", r"\s+", r"(\d+)", r"(?P<loss>\S+)", r"(\S+)", "[:=]",
         r"[^\]]*", "(?:loss|step)", "(?:nan|inf)+", "(abc|loss: )", "a{2,3}", "x*", "^", "$",
         r"\b", r"\A", r"\z", r"\.", r"\[", "{", "é", "k", r"(?:step )+", "(?i:LOSS)", r"\w*?",
+        r"([\d.]+)", r"[-+]?", r"(?:\d+|nan|x)", r"([^\]\n]*)\]", r"\s*([^\s:]+)",
+        "[a-l]+", "[é]", r"[^x]",
     ]
 )  # fmt: skip
 PATTERNS = st.builds(
