@@ -15,7 +15,6 @@ from sidecar.api import (
     Command,
     FaultReport,
     Inspect,
-    ProgressReport,
     Shutdown,
     Start,
     StatusReport,
@@ -28,6 +27,7 @@ from sidecar.events import (
     CommandReceived,
     Effect,
     Event,
+    EvidenceTaken,
     HardwareFinding,
     InspectionTaken,
     KillWorkers,
@@ -42,7 +42,6 @@ from sidecar.events import (
     Say,
     SpawnFailed,
     SpawnWorkers,
-    TakeInspection,
     UplinkOpened,
     WatchLogs,
     WorkerExited,
@@ -57,8 +56,9 @@ from sidecar.findings import (
     log_fault,
     spawn_failure,
 )
+from sidecar.inspection import answer, look
 from sidecar.lifecycle import PROCESS_RESTART, TransitionTable, Trigger, advance
-from sidecar.ranks import Worker, stall_policy, with_limits
+from sidecar.ranks import Worker, stall_policy
 from sidecar.worker_talk import hear
 from worker_shim.messages import Refusal, SidecarReply, most_severe
 
@@ -185,8 +185,8 @@ class AgentCore:
                 return []
             case ProgressObserved():
                 return self._progress(event, now)
-            case InspectionTaken():
-                return [Report(message=self._inspected(event))]
+            case InspectionTaken() | EvidenceTaken():
+                return [Report(message=answer(event, self.config.node, self._workers))]
             case PortReserved():
                 self._port, self._port_asked = event.port, False
                 if self.state is AgentState.INIT:
@@ -211,7 +211,7 @@ class AgentCore:
             case Shutdown():
                 effects, refusal = self._shutdown_commanded(command, now)
             case Inspect():
-                effects, refusal = [TakeInspection(round_id=command.round_id)], None
+                effects, refusal = [look(command)], None
         self._news = True
         if request_id is None:
             return effects if refusal is None else [*effects, Say(level="INFO", text=refusal)]
@@ -338,19 +338,10 @@ class AgentCore:
         return heard.reply
 
     def _hardware_finding(self, event: HardwareFinding, now: Instant) -> Sequence[Effect]:
-        used = event.gpu is not None and event.gpu in self._workers
-        rank = self._global_rank(event.gpu) if used and event.gpu is not None else None
-        if self._findings.add(hardware_fault(event, rank), now):
+        ranks = {local_rank: self._global_rank(local_rank) for local_rank in self._workers}
+        if self._findings.add(hardware_fault(event, ranks), now):
             self._fault_noted(now)
         return []
-
-    def _inspected(self, event: InspectionTaken) -> ProgressReport:
-        return ProgressReport(
-            round_id=event.round_id,
-            node=self.config.node,
-            ranks=with_limits(event.ranks, self._workers),
-            log_tails=event.log_tails,
-        )
 
     def _progress(self, event: ProgressObserved, now: Instant) -> Sequence[Effect]:
         if event.generation != self._generation or self._start is None:

@@ -1,9 +1,10 @@
 """The sidecar <-> coordinator conversation and the node's HTTP bodies: vocabulary only.
 
 The sidecar dials one WebSocket to the coordinator.  Upwards travel `Hello`, then `StatusReport`
-whenever something changed and on a slow heartbeat, and `ProgressReport` when asked.  A status is a
-whole level, not an edge: any of them may be lost, doubled or late, and the next one still says
-everything.  Downwards travel commands, each with the generation and topology version it is for.
+whenever something changed and on a slow heartbeat, and when asked `ProgressReport` at once and
+`EvidenceReport` when it is gathered.  A status is a whole level, not an edge: any of them may be
+lost, doubled or late, and the next one still says everything.  Downwards travel commands, each
+with the generation and topology version it is for.
 
 Bodies of ``/start``, ``/stop``, ``/update`` use the HyperPod elastic agent's field names, so that
 an HTTP client written for it works unchanged; ``generation`` and ``topology_version`` are
@@ -187,6 +188,62 @@ class ProgressReport:
     ranks: tuple[RankSnapshot, ...]
     log_tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Global rank (as text) -> last lines of its output, oldest first, bounded."""
+    evidence_follows: bool = False
+    """An `EvidenceReport` of the same round is under way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadStack:
+    """One thread of a worker.  ``frames`` are ``function (file:line)``, the innermost first."""
+
+    name: str
+    main: bool
+    frames: tuple[str, ...]
+    active: bool = False
+    """It was running, not waiting."""
+    holds_gil: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """What the kernel says of a worker's process.  None is "not known"."""
+
+    state: str
+    """The letter of ``/proc/<pid>/stat``."""
+    waits_in: str | None = None
+    """The kernel function in which the main thread sleeps."""
+    threads: int | None = None
+    resident_bytes: int | None = None
+    open_files: int | None = None
+    memory_used_bytes: int | None = None
+    """Of its control group, as is the limit; a limit of None is none."""
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """What a rank looked like before it was stopped, bounded and without secrets.
+
+    ``missing`` says for each part that could not be had why, in one sentence.
+    """
+
+    threads: tuple[ThreadStack, ...] = ()
+    """The main thread first."""
+    process: ProcessFacts | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    flight_record: tuple[str, ...] = ()
+    """The last collectives as torch recorded them, oldest first."""
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceReport:
+    """Second answer to `Inspect`.  ``evidence`` is keyed by global rank (as text)."""
+
+    TYPE: ClassVar[str] = "evidence"
+    round_id: int
+    node: str
+    evidence: Mapping[str, RankEvidence]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,18 +322,22 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
-    """Send a `ProgressReport` with this ``round_id`` now."""
+    """Send a `ProgressReport` with this ``round_id`` now.
+
+    With ``evidence_budget_s`` above 0 an `EvidenceReport` follows within that time.
+    """
 
     TYPE: ClassVar[str] = "inspect"
     round_id: int
+    evidence_budget_s: float = 0.0
 
 
-Upward: TypeAlias = Hello | StatusReport | ProgressReport
+Upward: TypeAlias = Hello | StatusReport | ProgressReport | EvidenceReport
 Downward: TypeAlias = Welcome | Goodbye | Start | Stop | Shutdown | Inspect
 Command: TypeAlias = Start | Stop | Shutdown | Inspect
 
 UPWARD: Final[Mapping[str, type[Upward]]] = {
-    cls.TYPE: cls for cls in (Hello, StatusReport, ProgressReport)
+    cls.TYPE: cls for cls in (Hello, StatusReport, ProgressReport, EvidenceReport)
 }
 DOWNWARD: Final[Mapping[str, type[Downward]]] = {
     cls.TYPE: cls for cls in (Welcome, Goodbye, Start, Stop, Shutdown, Inspect)

@@ -13,7 +13,6 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from sidecar.agent import AgentCore
@@ -41,9 +40,10 @@ from sidecar.events import (
     WorkerExited,
     WorkersGone,
 )
-from sidecar.hardware.catalogue import shipped
-from sidecar.hardware.kernel_log import KMSG, KernelLogCounters, KernelLogWatcher
-from sidecar.hardware.nvml import list_gpus
+from sidecar.hardware.kernel_log import KernelLogCounters
+from sidecar.hardware.nvml import GpuInventory, list_gpus
+from sidecar.hardware.snapshot import HealthSnapshot
+from sidecar.inspection import by_rank
 from sidecar.logs.tail import LogWatcher
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
 from sidecar.startup import (
@@ -52,8 +52,10 @@ from sidecar.startup import (
     agent_version,
     introduction,
     launch_settings,
+    node_watch,
 )
 from sidecar.uplink import Uplink
+from sidecar.workers.evidence import EvidenceCapture
 from sidecar.workers.ipc_server import SocketPathError, WorkerServer
 from sidecar.workers.launcher import Launcher
 from sidecar.workers.pages import ProgressPages, tick_pages
@@ -71,7 +73,6 @@ LEAVE_S_MAX: Final = 15.0
 """A shutdown ends within this; the core's own limit for its workers is shorter."""
 CLOSE_S_MAX: Final = 5.0
 """Longest wait for the last process of a worker at the very end."""
-CURSOR_NAME: Final = "kernel-log.json"
 KERNEL_SIGNALS: Final = (signal.SIGKILL, signal.SIGBUS)
 """What the kernel ends a process with when memory is gone or broken."""
 FAREWELL_S_MAX: Final = 1.0
@@ -91,8 +92,7 @@ async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: b
     inventory = await asyncio.to_thread(list_gpus)
     if inventory.reason:
         log.info("GPUs are not known from NVML: %s", inventory.reason)
-    gpus = {gpu.pci: gpu.index for gpu in config.gpus} or inventory.by_pci()
-    sidecar = _Sidecar(config, gpus, sole_parent=sole_parent)
+    sidecar = _Sidecar(config, inventory, sole_parent=sole_parent)
     try:
         return await sidecar.run(stop)
     finally:
@@ -102,7 +102,7 @@ async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: b
 class _Sidecar:
     """One run of the process: every shell, and the table that ties effects to them."""
 
-    def __init__(self, config: NodeConfig, gpus: Mapping[str, int], *, sole_parent: bool) -> None:
+    def __init__(self, config: NodeConfig, gpus: GpuInventory, *, sole_parent: bool) -> None:
         self._config = config
         self.counters = NodeCounters()
         self._incarnation = uuid.uuid4().hex
@@ -120,24 +120,18 @@ class _Sidecar:
         )
         settings = launch_settings(config, sole_parent=sole_parent)
         self._warm = WarmPool(settings.command, settings.inherited)
+        self._evidence = EvidenceCapture(self.put)
+        self._hardware = node_watch(config, gpus, self.put, owner=self._local_rank_of)
+        self._kernel_log = self._hardware.kernel_log
         self._launcher = Launcher(
             settings,
             self._pages,
             self._heard_launcher,
             warm=self._warm,
-            helpers=lambda: self._warm.pids,
+            helpers=lambda: self._warm.pids | self._evidence.pids | self._hardware.helpers,
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs = LogWatcher(self.put, monotonic)
-        kernel_log = KMSG if config.kernel_log is None else Path(config.kernel_log)
-        self._kernel_log = KernelLogWatcher(
-            kernel_log,
-            gpus,
-            self.put,
-            catalogue=shipped().with_overrides(config.xids),
-            cursor=socket_path.with_name(CURSOR_NAME),
-            owner=self._local_rank_of,
-        )
         exposition = Exposition(NodeCollector(config.job, agent_version(), self, time.time))
         self.metrics = exposition.text
         self._api = ApiServer(
@@ -145,7 +139,7 @@ class _Sidecar:
         )
         self._uplink: Uplink | None = None
         self._effects: dict[type[Effect], Callable[[Any], None]] = {
-            SpawnWorkers: lambda effect: self._launcher.spawn(effect.start),
+            SpawnWorkers: self._spawn,
             KillWorkers: self._kill,
             WatchLogs: self._watch_logs,
             TakeInspection: self._inspect,
@@ -171,7 +165,7 @@ class _Sidecar:
         self._spawn_task(tick_pages(self._pages, self._saw_progress))
         if self._config.spare:
             self._warm_up()
-        self._spawn_task(self._kernel_log.run())
+        self._spawn_task(self._hardware.run())
         self._spawn_task(self._launcher.collect_strays())
         log.info("node %s: API on %s:%d", self._config.node_name, self._config.http_host, http_port)
         await self._wait_for_end(stop)
@@ -184,6 +178,7 @@ class _Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._evidence.close()
         self._warm.close()
         if not await self._launcher.close(CLOSE_S_MAX):
             log.error("workers still run; the kernel ends them when this process is gone")
@@ -305,6 +300,10 @@ class _Sidecar:
     def _start_effect(self, effect: Effect) -> None:
         self._effects[type(effect)](effect)
 
+    def _spawn(self, effect: SpawnWorkers) -> None:
+        self._hardware.started(effect.start.env)
+        self._launcher.spawn(effect.start)
+
     def _kill(self, effect: KillWorkers) -> None:
         self._stopping = True
         self._launcher.kill(effect.generation, effect.grace_s)
@@ -317,15 +316,16 @@ class _Sidecar:
         self._logs.watch(effect.generation, effect.rules, files)
 
     def _inspect(self, effect: TakeInspection) -> None:
-        ranks = self._pages.ranks()
-        said = self._kernel_log.recent(monotonic())
-        tails = {
-            str(ranks[local_rank]): (*lines, *said)
-            for local_rank, lines in self._logs.tails().items()
-            if local_rank in ranks
-        }
-        seen = self._pages.snapshots(monotonic())
-        self.put(InspectionTaken(round_id=effect.round_id, ranks=seen, log_tails=tails))
+        ranks, now = self._pages.ranks(), monotonic()
+        workers = self._launcher.running(self._pages.generation())
+        self.put(
+            InspectionTaken(
+                round_id=effect.round_id,
+                ranks=self._pages.snapshots(now),
+                log_tails=by_rank(self._logs.tails(), ranks, self._kernel_log.recent(now)),
+                evidence_follows=self._evidence.begin(effect, workers, ranks.values()),
+            )
+        )
 
     def _answer_worker(self, effect: AnswerWorker) -> None:
         self._workers.send(effect.connection, effect.reply)  # a worker that is gone needs none
@@ -382,6 +382,10 @@ class _Sidecar:
     def kernel_log_available(self) -> bool:
         """Return whether there is a kernel log to read."""
         return self._kernel_log.available
+
+    def hardware_health(self) -> HealthSnapshot:
+        """Return what is known of every device."""
+        return self._hardware.health()
 
     def uplink_connected(self) -> bool:
         """Return whether the coordinator is reached."""

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from scout.hang import RankSnapshot
-from sidecar.api import Command, ExitCause, FaultKind, ProgressReport, Start, StatusReport
+from sidecar.api import (
+    Command,
+    EvidenceReport,
+    ExitCause,
+    FaultKind,
+    ProgressReport,
+    RankEvidence,
+    Start,
+    StatusReport,
+)
 from worker_shim.messages import Envelope, SidecarReply, WorkerMessage
 
 # --- events ---------------------------------------------------------------------------------
@@ -86,12 +95,17 @@ class LogFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareFinding:
-    """A health source convicts a device of this node.  ``gpu`` None means the node itself."""
+    """A health source convicts a device of this node.  ``gpu`` None means the node itself.
+
+    ``local_ranks`` are those that compute on the device; None where nobody knows, and the local
+    rank of the device's number is meant.
+    """
 
     gpu: int | None
     reason: str
     message: str
     line: str
+    local_ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +134,20 @@ class ProgressObserved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectionTaken:
-    """What a `TakeInspection` saw."""
+    """What a `TakeInspection` saw.  ``evidence_follows`` announces an `EvidenceTaken`."""
 
     round_id: int
     ranks: tuple[RankSnapshot, ...]
     log_tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    evidence_follows: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceTaken:
+    """What a `TakeInspection` with a budget found out beyond that, by global rank (as text)."""
+
+    round_id: int
+    evidence: Mapping[str, RankEvidence]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +176,7 @@ Event: TypeAlias = (
     | ProcessNote
     | ProgressObserved
     | InspectionTaken
+    | EvidenceTaken
     | PortReserved
     | UplinkOpened
 )
@@ -185,9 +209,13 @@ class WatchLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeInspection:
-    """Look at every rank now.  Ends in `InspectionTaken`."""
+    """Look at every rank now.  Ends in `InspectionTaken`.
+
+    With a budget above 0 and workers that run, `EvidenceTaken` follows within it.
+    """
 
     round_id: int
+    evidence_budget_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +227,7 @@ class ReservePort:
 class Report:
     """Tell the coordinator, if it is there.  A status replaces every earlier unsent one."""
 
-    message: StatusReport | ProgressReport
+    message: StatusReport | ProgressReport | EvidenceReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

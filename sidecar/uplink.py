@@ -17,6 +17,7 @@ from sidecar.api import (
     DOWNWARD,
     UPLINK_PATH,
     Downward,
+    EvidenceReport,
     Goodbye,
     Hello,
     ProgressReport,
@@ -38,7 +39,7 @@ SEND_S_MAX: Final = 10.0
 """Longest wait for the kernel to take a message before the connection counts as dead."""
 PING_S: Final = 5.0
 """Silence after which the peer is asked for a sign of life."""
-PROGRESS_REPORTS_MAX: Final = 8
+ANSWERS_MAX: Final = 16
 """Unsent answers to inspections; older ones are of no use to anybody."""
 
 _LOG = logging.getLogger(__name__)
@@ -68,17 +69,17 @@ class Uplink:
         self._observer = observer
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._status: StatusReport | None = None
-        self._progress: deque[ProgressReport] = deque(maxlen=PROGRESS_REPORTS_MAX)
+        self._answers: deque[ProgressReport | EvidenceReport] = deque(maxlen=ANSWERS_MAX)
         self._news = asyncio.Event()
         self._tries = 0
         self._complained_at: float | None = None
 
-    def report(self, message: StatusReport | ProgressReport) -> None:
+    def report(self, message: StatusReport | ProgressReport | EvidenceReport) -> None:
         """Send when possible.  A status replaces every earlier one that was not sent."""
         if isinstance(message, StatusReport):
             self._status = message
         else:
-            self._progress.append(message)
+            self._answers.append(message)
         self._news.set()
 
     async def run(self) -> None:
@@ -97,7 +98,7 @@ class Uplink:
     async def flush(self, limit_s: float) -> None:
         """Wait until everything was handed to the kernel, for at most ``limit_s`` seconds."""
         deadline = asyncio.get_running_loop().time() + limit_s
-        while self.connected and (self._status is not None or self._progress):
+        while self.connected and (self._status is not None or self._answers):
             if asyncio.get_running_loop().time() >= deadline:
                 return
             await asyncio.sleep(0.01)
@@ -133,7 +134,7 @@ class Uplink:
         self.connects += 1
         self._tries = 0
         self._complained_at = None
-        self._progress.clear()  # they answer rounds of an earlier connection
+        self._answers.clear()  # they answer rounds of an earlier connection
         self._observer.put(UplinkOpened(heartbeat_s=welcome.heartbeat_s))
 
     async def _hear(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
@@ -152,8 +153,8 @@ class Uplink:
             while True:
                 await self._news.wait()
                 self._news.clear()
-                while self._progress:
-                    await _send(socket, self._progress.popleft())
+                while self._answers:
+                    await _send(socket, self._answers.popleft())
                 if (status := self._status) is not None:
                     await _send(socket, status)
                     if self._status is status:

@@ -18,6 +18,9 @@ SOCKET_ENV: Final = "OUTRIDER_WORKER_SOCKET"
 """Path of the sidecar's Unix stream socket."""
 PROGRESS_PAGE_ENV: Final = "OUTRIDER_PROGRESS_PAGE"
 """Path of this rank's progress page, created by the sidecar."""
+FLIGHT_RECORD_SUFFIX: Final = ".flight.json"
+"""What is added to the page's path for the file in which a rank may leave torch's Flight Recorder,
+as torch's JSON.  Whoever reads it does without when there is none."""
 PROGRESS_TOKEN_ENV: Final = "OUTRIDER_PROGRESS_TOKEN"  # noqa: S105 - the name of a variable
 """The page's ownership token, a decimal integer."""
 GENERATION_ENV: Final = "OUTRIDER_GENERATION"

@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 from scout.progress import ProgressPageError
 from sidecar.api import ExitCause, Start
 from sidecar.events import SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
+from sidecar.evidence_format import redacted
 from sidecar.workers.environment import WorkerPlace, worker_environment
 from sidecar.workers.files import LogFiles, last_lines, open_rank_files
 from sidecar.workers.orphans import (
@@ -82,6 +83,10 @@ class Worker:
     process: subprocess.Popen[bytes] | None
     """None for a warm worker, which a zygote forked."""
     pidfd: int
+    environment: Mapping[str, str]
+    """What may be shown of it."""
+    flight_record: Path
+    """Where the worker leaves torch's Flight Recorder, if it does."""
 
 
 @dataclass(slots=True)
@@ -172,6 +177,10 @@ class Launcher:
         """Return the process ids of the running workers."""
         return tuple(self._workers)
 
+    def running(self, generation: int | None) -> tuple[Worker, ...]:
+        """Return the running workers of ``generation``."""
+        return tuple(it for it in self._workers.values() if it.generation == generation)
+
     def log_files(self, generation: int) -> Mapping[int, LogFiles]:
         """Return local rank -> output files of ``generation``, empty when it never ran here."""
         return self._files.get(generation, {})
@@ -230,6 +239,8 @@ class Launcher:
             files=files,
             process=process,
             pidfd=pidfd,
+            environment=redacted(environment),
+            flight_record=page.flight_record,
         )
 
     def _run(

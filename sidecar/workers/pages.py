@@ -22,6 +22,7 @@ from scout.hang import RankSnapshot
 from scout.progress import PageReader, Progress, ProgressPageError, create_page
 from sidecar.events import ProgressObserved
 from sidecar.workers.processes import process_state, read_process
+from worker_shim.messages import FLIGHT_RECORD_SUFFIX
 
 TICK_S: Final = 0.25
 """How often pages are read.  A read costs microseconds; a judgement needs seconds of silence."""
@@ -47,6 +48,11 @@ class Page:
     token: int
     reader: PageReader | None = None
     pid: int | None = None
+
+    @property
+    def flight_record(self) -> Path:
+        """Where this page's worker may leave torch's Flight Recorder."""
+        return self.path.with_name(f"{self.path.name}{FLIGHT_RECORD_SUFFIX}")
 
 
 class ProgressPages:
@@ -107,6 +113,7 @@ class ProgressPages:
                 if page.reader is not None:
                     page.reader.close()
                 page.path.unlink(missing_ok=True)
+                page.flight_record.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove every page and the folder."""

@@ -15,6 +15,8 @@ from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_PTRACER: Final = 0x59616D61
+"""Yama's: who may look into this process although it is no ancestor.  Survives exec."""
 
 ANCESTORS_MAX: Final = 64
 """Generations that are followed; pids that are given anew while we look cannot make a circle."""
@@ -44,11 +46,15 @@ def become_subreaper() -> bool:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """Return a function for the child between fork and exec: SIGKILL when ``parent`` ends."""
+    """Return a function for the child between fork and exec: SIGKILL when ``parent`` ends.
+
+    It also lets ``parent`` and its children read the child's stacks, where the kernel asks.
+    """
     prctl, getppid, leave = _PRCTL, os.getppid, os._exit
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        prctl(PR_SET_PTRACER, parent, 0, 0, 0)
         if getppid() != parent:  # it ended before the line above
             leave(127)
 
