@@ -183,12 +183,12 @@ class Backtest:
     def finish(self) -> list[Change]:
         """Judge the silence at the end, as far as the log's own time tells of one."""
         before = self.states()
+        # A record of several lines is over when nothing was added to it for so long.
         now = Instant(self._times.instant(self.ended_s) + SILENCE)
+        now_s = None if self.ended_s is None else self.ended_s + SILENCE / SECOND
         verdicts = self._evaluator.timer(now)
         self._keep_extracted()
-        return [
-            self._change(verdict, before, self._last_number, self.ended_s) for verdict in verdicts
-        ]
+        return [self._change(verdict, before, self._last_number, now_s) for verdict in verdicts]
 
     # --- judging ----------------------------------------------------------------------------
 

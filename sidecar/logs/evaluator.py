@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from scout.clock import Duration, Instant
 from sidecar.logs.block import Block, block_of
+from sidecar.logs.gate import gate_of
 from sidecar.logs.numbers import Extracted, number
 from sidecar.logs.patterns import Hits
 from sidecar.logs.phases import Phases
@@ -68,6 +69,7 @@ class LogEvaluator:
         self._node.phases.append(self.phases)
         self._silence = Silence(now, self._place, self._node, self.phases)
         self._joins = any(watch.rule.join_indented for watch in self._watches)
+        self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
         self._records: dict[int, IndentedRecords] = {}
         self._on_extracted = on_extracted
         self._last_step: int | None = None
@@ -77,6 +79,18 @@ class LogEvaluator:
         """Lines that matched each rule."""
         self.series: dict[str, Extracted] = {}
         """The newest value of each metric that a rule's named groups hold."""
+
+    def add(self, rules: Sequence[LogRule]) -> None:
+        """Judge by further rules from the next line on."""
+        self._watches += [
+            self._watch(rule)
+            for rule in rules
+            if rule.phase is None and self._place.concerns(rule.rank_scope)
+        ]
+        self._phase_rules += [rule for rule in rules if rule.phase is not None]
+        self._joins = any(watch.rule.join_indented for watch in self._watches)
+        self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
+        self._looked_at = -1
 
     # --- lines ------------------------------------------------------------------------------
 
@@ -187,11 +201,7 @@ class LogEvaluator:
         self, block: Block, now: Instant, stream: int, when: When | None
     ) -> list[LogVerdict]:
         verdicts: list[LogVerdict] = []
-        found = [
-            (watch, watch.rule.pattern.hits(block))
-            for watch in self._watches
-            if not watch.over and not watch.rule.join_indented
-        ]
+        found = self._found(block)
         steps = _Steps(block, found)
         for watch, hits in found:
             verdicts += self._show(watch, block, hits, now, when)
@@ -205,6 +215,20 @@ class LogEvaluator:
                 verdicts += self._judge_joined(joined, now, when)
         verdicts.sort(key=lambda verdict: verdict.position)  # stable: rules keep their order
         return verdicts
+
+    def _found(self, block: Block) -> list[tuple[Watch, Hits]]:
+        """Return what each rule finds; those that a look at the block rules out are left out."""
+        passing = self._gate.passing(block)
+        found: list[tuple[Watch, Hits]] = []
+        for index, watch in enumerate(self._watches):
+            if watch.over or watch.rule.join_indented:
+                continue
+            pattern = watch.rule.pattern
+            if index in passing:
+                found.append((watch, pattern.hits(block)))
+            elif watch.rule.stop is not None:
+                found.append((watch, Hits(block.data, pattern.compiled.groups + 1)))
+        return found
 
     def _judge_joined(
         self, block: Block, now: Instant, when: When | None = None

@@ -4,8 +4,8 @@ Decides where a piece ends: behind a line's end, or in the midst of a line that 
 It reads from any binary stream, so that a log may come through a pipe.
 """
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from sidecar.logs.block import Block, clean_bytes
@@ -18,25 +18,32 @@ BEFORE_BYTES: Final = 16 << 10
 """What is kept of the piece before, for tracebacks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """Some lines.  ``raw`` is what stands in the file, ``first_line`` counts from 1."""
 
-    raw: bytes
-    block: Block
-    first_line: int
+    __slots__ = ("_numbers", "block", "first_line", "raw")
+
+    def __init__(self, raw: bytes, block: Block, first_line: int) -> None:
+        self.raw, self.block, self.first_line = raw, block, first_line
+        self._numbers: list[int] | None = None
 
     def number_of(self, position: int) -> int:
         """Return the number in the file of the line at ``position`` of the block.
 
-        Empty lines and carriage returns are gone from the block, so lines are matched one by one.
+        A line that was rewritten after a carriage return is one in the file and several here.
         """
-        wanted = self.block.data.count(b"\n", 0, position)
-        for offset, raw in enumerate(self.raw.split(b"\n")):
-            wanted -= clean_bytes(raw + b"\n").count(b"\n")
-            if wanted < 0:
-                return self.first_line + offset
-        return self.first_line
+        index = self.block.data.count(b"\n", 0, position)
+        if b"\r" not in self.raw:
+            return self.first_line + index
+        if self._numbers is None:
+            ends = _LINE_END.finditer(self.raw)
+            self._numbers = [self.first_line]
+            for end in ends:
+                self._numbers.append(self._numbers[-1] + (end.group() != b"\r"))
+        return self._numbers[min(index, len(self._numbers) - 1)]
+
+
+_LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 
 
 def pieces(stream: BinaryIO) -> Iterator[Piece]:

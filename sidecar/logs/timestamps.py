@@ -24,6 +24,7 @@ _SYSLOG: Final = re.compile(
     rb"\b(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<day>\d{1,2}) "
     rb"(?P<time>\d\d:\d\d:\d\d(?:\.\d{1,9})?)"
 )
+_DATED: Final = (_DATE, _GLOG, _SYSLOG)
 _CLOCK: Final = re.compile(rb"(?:^|[\[ (|])(?P<time>[0-2]\d:[0-5]\d:[0-5]\d(?:[.,]\d{1,9})?)")
 _MONTHS: Final = (
     b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun",
@@ -44,28 +45,22 @@ class Clock:
     def read(self, line: bytes) -> float | None:
         """Return the time of ``line`` in seconds since 1970, or None when it carries none."""
         head = line[:SEARCHED_BYTES]
-        at = self._dated(head)
-        if at is None:
-            at = self._of_day(head)
+        found = next((match for form in _DATED if (match := form.search(head))), None)
+        at = self._of_day(head) if found is None else self._dated(found)
         if at is not None:
             self._day_s = at - at % DAY_S
             self._last_s = at
         return at
 
-    def _dated(self, head: bytes) -> float | None:
-        for form in (_DATE, _GLOG, _SYSLOG):
-            found = form.search(head)
-            if found is None:
-                continue
-            parts = found.groupdict()
-            named = parts.get("name")
-            month = int(parts["month"]) if named is None else _MONTHS.index(named) + 1
-            year = int(parts["year"]) if "year" in parts else self._year
-            at = _seconds(year, month, int(parts["day"]), parts["time"])
-            if at is not None:
-                self._year = year
-                return at
-        return None
+    def _dated(self, found: re.Match[bytes]) -> float | None:
+        parts = found.groupdict()
+        named = parts.get("name")
+        month = int(parts["month"]) if named is None else _MONTHS.index(named) + 1
+        year = int(parts["year"]) if "year" in parts else self._year
+        at = _seconds(year, month, int(parts["day"]), parts["time"])
+        if at is not None:
+            self._year = year
+        return at
 
     def _of_day(self, head: bytes) -> float | None:
         found = _CLOCK.search(head)
