@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from scout.clock import Instant, since
+from scout.clock import SECOND, Duration, Instant, since
 from sidecar.api import FaultKind, FaultReport, Scope
 from sidecar.events import HardwareFinding, LogFinding, ProcessNote, WorkerExited
 from worker_shim.messages import JobFault
@@ -17,6 +17,8 @@ FAULTS_MAX: Final = 64
 """Findings kept of each sort.  The first ones convict; later ones repeat."""
 NOTES_MAX: Final = 64
 """What the kernel said of this generation's processes; the newest are kept."""
+ECHO_MAX: Final = Duration(60 * SECOND)
+"""The kernel's log and the driver's library tell of one fault apart by a poll and a stuck query."""
 
 _LOG_REASONS: Final[Mapping[FaultKind, str]] = {
     FaultKind.LOG_RULE: "LogFault",
@@ -50,16 +52,26 @@ class Findings:
     _ids: int = 0
 
     def add(self, report: FaultReport, at: Instant) -> bool:
-        """Keep ``report`` under a fresh id.  Returns False when there is no room left."""
+        """Keep ``report`` under a fresh id.  Returns False for an echo or want of room."""
         if report.kind is FaultKind.CRASH and not (report.exit and report.exit.by):
             for noted in self._notes:
                 report = explained(report, noted)
+        if report.kind is FaultKind.GPU_FATAL and self._is_echo(report, at):
+            return False
         kept = self._hardware if report.kind is FaultKind.GPU_FATAL else self._workers
         if len(kept) >= FAULTS_MAX:
             return False
         self._ids += 1
         kept.append(_Fault(at, replace(report, fault_id=self._ids)))
         return True
+
+    def _is_echo(self, report: FaultReport, at: Instant) -> bool:
+        """Whether another source told of the same fault of the same device a moment ago."""
+        return any(
+            (told.report.gpu, told.report.reason) == (report.gpu, report.reason)
+            and since(told.at, at) <= ECHO_MAX
+            for told in self._hardware
+        )
 
     def note(self, note: ProcessNote, ranks: Mapping[int | None, int]) -> FaultReport | None:
         """Keep what the kernel said of a process; ``ranks`` maps workers' pids to local ranks.
@@ -153,17 +165,24 @@ def log_fault(event: LogFinding, rank: int) -> FaultReport:
     )
 
 
-def hardware_fault(event: HardwareFinding, rank: int | None) -> FaultReport:
-    """A health source convicted a device; ``rank`` is the one that used it, if any."""
+def hardware_fault(event: HardwareFinding, ranks: Mapping[int, int]) -> FaultReport:
+    """A health source convicted a device; ``ranks`` maps local ranks to ranks.
+
+    Where nobody knows which ranks used the device, the one of its number did.  Of several, as on a
+    device that is cut into parts, the first one is named.
+    """
+    used = (event.gpu,) if event.local_ranks is None else event.local_ranks
+    on_it = [(local, ranks[local]) for local in used if local is not None and local in ranks]
+    several = f" (used by ranks {', '.join(str(rank) for _, rank in on_it)})"
     return FaultReport(
         fault_id=0,
         kind=FaultKind.GPU_FATAL,
         scope=Scope.NODE if event.gpu is None else Scope.GPU,
         reason=event.reason,
-        message=event.message,
+        message=event.message + (several if len(on_it) > 1 else ""),
         age_ns=0,
-        rank=rank,
-        local_rank=event.gpu if rank is not None else None,
+        rank=on_it[0][1] if on_it else None,
+        local_rank=on_it[0][0] if on_it else None,
         gpu=event.gpu,
         evidence=(event.line,) if event.line else (),
     )

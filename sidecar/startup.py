@@ -1,13 +1,21 @@
 """What a sidecar is made from: its configuration turned into what each part is told once."""
 
 import os
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from sidecar.agent import AgentConfig
 from sidecar.api import PROTOCOL_VERSION, Hello
 from sidecar.config import NodeConfig
+from sidecar.hardware.catalogue import shipped
+from sidecar.hardware.kernel_log import KMSG, Emit
+from sidecar.hardware.node_watch import NodeWatch
+from sidecar.hardware.nvml import GpuInventory
 from sidecar.workers.launcher import LaunchSettings
+
+CURSOR_NAME: Final = "kernel-log.json"
 
 
 class SidecarError(Exception):
@@ -59,4 +67,20 @@ def launch_settings(config: NodeConfig, *, sole_parent: bool) -> LaunchSettings:
         socket_path=str(config.socket_path()),
         inherited=dict(os.environ),
         sole_parent=sole_parent,
+    )
+
+
+def node_watch(
+    config: NodeConfig, inventory: GpuInventory, emit: Emit, *, owner: Callable[[int], int | None]
+) -> NodeWatch:
+    """Return the watch over the node's hardware; ``owner`` says whose worker a process is."""
+    return NodeWatch(
+        inventory,
+        KMSG if config.kernel_log is None else Path(config.kernel_log),
+        emit,
+        gpus={gpu.pci: gpu.index for gpu in config.gpus} or inventory.by_pci(),
+        nproc=config.nproc_per_node,
+        catalogue=shipped().with_overrides(config.xids),
+        cursor=config.socket_path().with_name(CURSOR_NAME),
+        owner=owner,
     )

@@ -17,8 +17,10 @@ from sidecar.hardware.readings import Severity
 from sidecar.hardware.snapshot import HealthSnapshot, SourceHealth
 from sidecar.hardware.sources import HealthSource, SourceError, WakingSource
 
-STOP_S: Final = 5.0
+STOP_S: Final = 4.0
 """How long `stop` waits for a source that is in the middle of a read."""
+CLOSE_AFTER_S: Final = 1.0
+"""How long of it before the source is closed under the read: a healthy one has ended by then."""
 SOONEST_S: Final = 0.2
 """No source is read more often than this, whatever wakes it."""
 
@@ -82,13 +84,18 @@ class HardwareHealthMonitor:
     def stop(self) -> None:
         """Stop reading and close the sources.  One that is stuck is left to its daemon thread."""
         self._stopping.set()
-        deadline = time.monotonic() + STOP_S
+        began = time.monotonic()
         for runner in self._runners:
             runner.wake.set()
+        self._join(began + CLOSE_AFTER_S)
+        for runner in self._runners:
+            runner.source.close()
+        self._join(began + STOP_S)
+
+    def _join(self, deadline_s: float) -> None:
         for runner in self._runners:
             if runner.thread is not None:
-                runner.thread.join(max(0.0, deadline - time.monotonic()))
-            runner.source.close()
+                runner.thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def poll_once(self) -> tuple[HealthEvent, ...]:
         """Read every source here and now, and return the new fatal events."""
@@ -111,8 +118,10 @@ class HardwareHealthMonitor:
     # --- threads ------------------------------------------------------------------------------
 
     def _run(self, runner: _Runner) -> None:
-        while not self._stopping.is_set():
+        while True:
             runner.wake.clear()
+            if self._stopping.is_set():  # looked at after the clearing, or `stop` goes unheard
+                return
             began = time.monotonic()
             self._read(runner)
             due = began + self._config.poll_interval_s

@@ -14,6 +14,9 @@ from sidecar.hardware.xid import normalise_pci
 ANSWER_MAX_S: Final = 5.0
 """A healthy driver answers in milliseconds; one that is resetting a device may never."""
 
+_ABSENT: Final = 12
+"""NVML's number for "the library is not there"; a driver that is not loaded may yet come."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuIdentity:
@@ -26,10 +29,14 @@ class GpuIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInventory:
-    """The devices that answered.  ``reason`` says what keeps others out; empty when nothing."""
+    """The devices that answered.  ``reason`` says what keeps others out; empty when nothing.
+
+    ``present``: the library is on this node, whether it answers or not.
+    """
 
     gpus: tuple[GpuIdentity, ...] = ()
     reason: str = ""
+    present: bool = False
 
     def by_pci(self) -> dict[str, int]:
         """Return PCI address -> index, as `sidecar.hardware.kernel_log` takes it."""
@@ -44,7 +51,7 @@ def list_gpus(timeout_s: float = ANSWER_MAX_S) -> GpuInventory:
     try:
         return answers.get(timeout=timeout_s)
     except queue.Empty:
-        return GpuInventory(reason=f"NVML did not answer within {timeout_s:g} s")
+        return GpuInventory(reason=f"NVML did not answer within {timeout_s:g} s", present=True)
 
 
 def _ask() -> GpuInventory:
@@ -55,11 +62,13 @@ def _ask() -> GpuInventory:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return GpuInventory(reason=f"NVML is not available: {error}")
+        present = error.value != _ABSENT
+        return GpuInventory(reason=f"NVML is not available: {error}", present=present)
     try:
         return _list(pynvml)
     except pynvml.NVMLError as error:
-        return GpuInventory(reason=f"NVML does not say how many GPUs there are: {error}")
+        reason = f"NVML does not say how many GPUs there are: {error}"
+        return GpuInventory(reason=reason, present=True)
     finally:
         _shut_down(pynvml)
 
@@ -80,7 +89,7 @@ def _list(nvml: Any) -> GpuInventory:
             troubles.append(f"GPU {index} has an address that is none: {address!r}")
             continue
         gpus.append(GpuIdentity(index=index, uuid=uuid, pci=pci))
-    return GpuInventory(gpus=tuple(gpus), reason="; ".join(troubles))
+    return GpuInventory(gpus=tuple(gpus), reason="; ".join(troubles), present=True)
 
 
 def _shut_down(nvml: Any) -> None:

@@ -35,6 +35,8 @@ REJOIN_S: Final = 60.0
 """How long a device must answer in its own helper before it goes back to the others."""
 WATCH_SILENT_S: Final = 30.0
 """The driver returns from waiting for error events every few seconds, or it is stuck."""
+CLOSE_S_MAX: Final = 2.0
+"""How long `close` waits for a read, which does not begin anything new by then."""
 STUCK_HELPERS_MAX: Final = 32
 """Killed helpers that the driver does not let go; beyond this no new one is started."""
 
@@ -61,6 +63,8 @@ class NvmlProbe:
         self.wake: Callable[[], None] | None = None
         self._targets: list[Target] = []
         self._spoken = threading.Condition()
+        self._reading = threading.Lock()
+        self._closed = False
         self._main = self._crew()
         self._solos: list[Crew] = []
         self._undead: list[tuple[NvmlProcess, Target | None]] = []
@@ -80,7 +84,11 @@ class NvmlProbe:
         return tuple(pid for pid in pids if pid is not None)
 
     def read(self) -> list[Reading]:
-        """Ask every device once and return what is known now."""
+        """Ask every device once and return what is known now; nothing once it was closed."""
+        with self._reading:
+            return [] if self._closed else self._read()
+
+    def _read(self) -> list[Reading]:
         self._round += 1
         self._undead = [(gone, whose) for gone, whose in self._undead if not gone.reap()]
         for solo in self._solos:
@@ -96,7 +104,18 @@ class NvmlProbe:
         return readings
 
     def close(self) -> None:
-        """End every helper process."""
+        """End every helper process.  A read that is under way gives up."""
+        with self._spoken:
+            self._closed = True
+            self._spoken.notify_all()
+        ended = self._reading.acquire(timeout=CLOSE_S_MAX)
+        try:
+            self._stop_helpers()
+        finally:
+            if ended:
+                self._reading.release()
+
+    def _stop_helpers(self) -> None:
         for crew in (self._main, *self._solos):
             crew.stop()
         self._solos.clear()
@@ -111,12 +130,14 @@ class NvmlProbe:
         while True:
             self._start(self._main)
             with self._spoken:
-                if self._advance(self._main) or _now() >= deadline:
+                if self._closed or self._advance(self._main) or _now() >= deadline:
                     return
                 self._spoken.wait(0.05)
 
     def _start(self, crew: Crew) -> None:
         now = _now()
+        if self._closed:
+            return
         held = crew.alone is not None and any(whose is crew.alone for _, whose in self._undead)
         if held or len(self._undead) >= STUCK_HELPERS_MAX or not crew.due(now):
             return

@@ -20,7 +20,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class HardwareWatch:
-    """Watches until `run` is cancelled.  ``emit`` and ``cleared`` are called on the event loop."""
+    """Watches until `run` is cancelled.  ``emit`` and ``cleared`` are called on the event loop.
+
+    ``told`` names sources whose faults ``emit`` is not to hear, because whoever fills them tells
+    of them itself.
+    """
 
     def __init__(
         self,
@@ -29,8 +33,10 @@ class HardwareWatch:
         emit: Callable[[HardwareFinding], None],
         *,
         cleared: Callable[[HealthCleared], None] | None = None,
+        told: frozenset[str] = frozenset(),
     ) -> None:
         self._emit = emit
+        self._told = told
         self._cleared = cleared
         self._loop: asyncio.AbstractEventLoop | None = None
         self._monitor = HardwareHealthMonitor(
@@ -52,7 +58,8 @@ class HardwareWatch:
         return self._monitor.snapshot()
 
     def _on_event(self, event: HealthEvent) -> None:
-        self._call(self._emit, finding_of(event))
+        if event.source not in self._told:
+            self._call(self._emit, finding_of(event))
 
     def _on_clear(self, event: HealthCleared) -> None:
         if self._cleared is not None:
