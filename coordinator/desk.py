@@ -83,8 +83,11 @@ class Desk:
             self.memory.add_fault(fault)
 
     def lost(self, view: NodeView, why: str, now: Instant) -> None:
-        """Take the loss of a node as a fault; ``view`` is how it was last known."""
-        silent_ns = since(view.last_heard if view.lost_at is None else view.lost_at, now)
+        """Take the loss of a node as a fault; ``view`` is how it was last known.
+
+        It is dated to its last word: when its connection broke may be noticed much later.
+        """
+        silent_ns = since(view.last_heard, now)
         self.fault(view.node, own_faults.node_lost(view.node, why, silent_ns), now)
 
     def stamp(self, phase: IncidentPhase, now: Instant) -> None:
@@ -99,8 +102,8 @@ class Desk:
     def _follows_from_the_stop(self, fault: NodeFault) -> bool:
         """Return True for what broke only because everything was being stopped."""
         incident = self.memory.incident
-        localized_at = None if incident is None else incident.at(IncidentPhase.LOCALIZED)
-        late = localized_at is not None and fault.at_ns > localized_at
+        stopped_from = None if incident is None else incident.at(IncidentPhase.CAPTURED)
+        late = stopped_from is not None and fault.at_ns > stopped_from
         return late and fault.report.kind not in _NEVER_FOLLOW
 
     def _new_round(self, now: Instant, wait_s: float) -> Round:
@@ -109,6 +112,7 @@ class Desk:
             id=self._rounds,
             settle_until=after(now, seconds(self.settings.settle_s)),
             deadline=after(now, seconds(wait_s)),
+            evidence_wait=seconds(self.settings.evidence_budget_s),
         )
 
     # --- phases and commands ----------------------------------------------------------------

@@ -125,7 +125,7 @@ class Node:
 
     def cut_off(self, span_s: float, *, quiet: bool) -> None:
         """Break the link, and let no other stand for a while."""
-        self.cut_off_until = after(self._world.now, seconds(span_s))
+        self.cut_off_until = max(self.cut_off_until, after(self._world.now, seconds(span_s)))
         if self._link is not None:
             self._network.drop(self._link, quiet=quiet)
 
@@ -310,7 +310,7 @@ class Node:
         for worker in [item for item in self.workers if item.generation <= generation]:
             self._training.end(worker, ExitCause(signal=9))
             self.workers.remove(worker)
-        self._later(0.03 * self.slowness, lambda: self._handle(WorkersGone(generation=generation)))
+        self._handle(WorkersGone(generation=generation))
 
     def _tick(self) -> None:
         self._later(TICK_S, self._tick)

@@ -573,6 +573,24 @@ def test_nothing_is_commanded_before_it_is_durable():
     assert persisted.state.generation == 1
 
 
+def test_a_node_whose_end_was_noticed_late_is_named_all_the_same():
+    """A connection may look open for seconds after its machine died."""
+    bench = running()
+    bench.now = after(bench.now, seconds(0.5))
+    bench.nodes["node-1"].obeys = False
+    bench.nodes["node-2"].breaks(FaultKind.CRASH, exit=ExitCause(code=1), evidence=(GLOO,))
+    bench.nodes["node-0"].tell()
+    for _ in range(8):
+        bench.now = after(bench.now, seconds(0.5))
+        bench.do(bench.core.handle_timer(bench.now))
+    assert bench.core.state.phase is JobPhase.STOPPING
+    bench.feed(LinkClosed(link=bench.nodes["node-1"].link))
+    FakeNode(bench, "node-1", spare=False, life=2).dial()
+    bench.wait(2)
+    bench.step(21)
+    assert bench.incident().finding.culprit.node == "node-1"
+
+
 def ask(bench: Bench, action: str, node: str | None = None) -> None:
     """Let a person ask."""
     bench.feed(OperatorAsked(action=action, who="mia", why="a drill", node=node))
