@@ -132,7 +132,7 @@ class _Sidecar:
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs = LogWatcher(self.put, monotonic)
-        exposition = Exposition(NodeCollector(config.job, agent_version(), self, time.time))
+        exposition = Exposition(NodeCollector(config.job, agent_version(), self))
         self.metrics = exposition.text
         self._api = ApiServer(
             self, self.put, agent_version=agent_version(), spare=config.spare, token=self._token

@@ -7,7 +7,7 @@ because an increase from nothing fires no alert.
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -18,7 +18,9 @@ from prometheus_client.registry import Collector
 from sidecar.api import AgentState, ExitCause, FaultKind, StatusReport
 from sidecar.hardware.kernel_events import KernelKind
 from sidecar.hardware.kernel_log import KernelLogCounters
+from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.hardware.xid import FATAL_CODES
+from sidecar.hardware_metrics import hardware_families
 from sidecar.workers.ipc_server import ERROR_KINDS
 from worker_shim.messages import WORKER_MESSAGES
 
@@ -83,6 +85,9 @@ class NodeSources(Protocol):
     def kernel_log_available(self) -> bool:
         """Return whether there is a kernel log to read."""
 
+    def hardware_health(self) -> HealthSnapshot:
+        """Return what is known of every device."""
+
     def uplink_connected(self) -> bool:
         """Return whether the coordinator is reached."""
 
@@ -90,13 +95,10 @@ class NodeSources(Protocol):
 class NodeCollector(Collector):
     """The node's series, all with the label ``training_job``."""
 
-    def __init__(
-        self, job: str, version: str, sources: NodeSources, wall_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, job: str, version: str, sources: NodeSources) -> None:
         self._job = job
         self._version = version
         self._sources = sources
-        self._wall_s = wall_s
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing in advance: the registry need not call `collect` to know us."""
@@ -108,6 +110,7 @@ class NodeCollector(Collector):
         yield from self._agent(report)
         yield from self._ranks(report)
         yield from self._counters()
+        yield from hardware_families(self._sources.hardware_health(), (JOB,), (self._job,))
 
     def _agent(self, report: StatusReport) -> Iterator[Metric]:
         python = platform.python_version()
@@ -156,15 +159,14 @@ class NodeCollector(Collector):
         yield self._gauge(
             "outrider_rank_step", "Optimizer steps that a rank completed.", ("rank",), steps
         )
-        now = self._wall_s()
         progress: _Values = {
-            (str(r.rank),): now - r.progress_age_ns / 1e9
+            (str(r.rank),): r.progress_age_ns / 1e9
             for r in report.ranks
             if r.progress_age_ns is not None
         }
         yield self._gauge(
-            "outrider_rank_last_progress_timestamp_seconds",
-            "When a rank last published progress.",
+            "outrider_rank_progress_age_seconds",
+            "How long ago a rank last moved.",
             ("rank",),
             progress,
         )
@@ -200,8 +202,8 @@ class NodeCollector(Collector):
             dict.fromkeys(EXIT_REASONS, 0) | sources.counters.exits,
         )
         yield self._counter(
-            "outrider_faults",
-            "Faults that this node reported.",
+            "outrider_node_faults",
+            "Faults that this node found.",
             "kind",
             {kind.value: sources.counters.faults[kind] for kind in FaultKind},
         )
@@ -214,7 +216,7 @@ class NodeCollector(Collector):
         yield self._counter(
             "outrider_ipc_errors",
             "Messages and connections refused.",
-            "kind",
+            "reason",
             dict.fromkeys(ERROR_KINDS, 0) | dict(errors),
         )
         yield self._counter(

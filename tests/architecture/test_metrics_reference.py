@@ -1,7 +1,7 @@
 """docs/metrics.md lists what the code exports, and the code exports what it lists."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
@@ -10,6 +10,12 @@ from coordinator.history import History
 from coordinator.metrics import JobCollector
 from coordinator.phases import JobPhase
 from coordinator.view import JobView
+from scout.clock import Instant
+from sidecar.api import AgentState, StatusReport
+from sidecar.hardware.health import HardwareHealth
+from sidecar.hardware.kernel_log import KernelLogCounters
+from sidecar.hardware.snapshot import HealthSnapshot
+from sidecar.metrics import NodeCollector, NodeCounters
 
 ROOT = Path(__file__).resolve().parents[2]
 Series = dict[str, tuple[str, frozenset[str]]]
@@ -67,3 +73,48 @@ def test_the_coordinator_exports_what_the_reference_lists() -> None:
         view=lambda: nothing_yet, history=History(), refused=lambda: 0, dropped=lambda: 0
     )
     assert exported(collector.collect()) == documented("Coordinator")
+
+
+class FreshNode:
+    """A sidecar that has seen nothing yet."""
+
+    counters = NodeCounters()
+
+    def snapshot(self) -> StatusReport:
+        return StatusReport(
+            node="n0",
+            incarnation="i",
+            state=AgentState.INIT,
+            generation=0,
+            stopped_generation=0,
+            topology_version=0,
+            rendezvous_port=0,
+        )
+
+    def ipc_counters(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        return {}, {}
+
+    def log_counters(self) -> tuple[int, Mapping[str, int]]:
+        return 0, {}
+
+    def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
+        return KernelLogCounters(), ()
+
+    def kernel_log_available(self) -> bool:
+        return False
+
+    def hardware_health(self) -> HealthSnapshot:
+        return HardwareHealth().snapshot(Instant(0))
+
+    def uplink_connected(self) -> bool:
+        return False
+
+
+def test_the_sidecar_exports_what_the_reference_lists() -> None:
+    """A panel over a series that nobody exports stays empty without a word."""
+    collector = NodeCollector("job", "0", FreshNode())
+    series = {
+        name: (kind, labels - {"training_job"})
+        for name, (kind, labels) in exported(collector.collect()).items()
+    }
+    assert series == documented("Sidecar")

@@ -380,7 +380,7 @@ def test_a_metric_page_is_clean_and_starts_every_counter_at_zero(tmp_path):
         page = await node.text("/metrics")
         assert f'outrider_worker_exits_total{{reason="signal",training_job="{JOB}"}} 0.0' in idle
         assert f'outrider_worker_exits_total{{reason="error",training_job="{JOB}"}} 1.0' in page
-        assert f'outrider_faults_total{{kind="crash",training_job="{JOB}"}} 1.0' in page
+        assert f'outrider_node_faults_total{{kind="crash",training_job="{JOB}"}} 1.0' in page
         states = [line for line in page.splitlines() if line.startswith("outrider_agent_state{")]
         assert len(states) == 7
         assert sum(float(line.split()[-1]) for line in states) == 1
