@@ -147,7 +147,8 @@ class LineSplitter:
             if byte < 0x80:  # noqa: PLR2004 - ASCII
                 break
             if byte >= 0xC0:  # noqa: PLR2004 - where a character begins
-                return (end - back) or end
+                length = 2 + (byte >= 0xE0) + (byte >= 0xF0)  # noqa: PLR2004
+                return end if back >= length else end - back
         return end
 
     def _text(self, lines: bytes) -> bytes:

@@ -141,6 +141,12 @@ class Pattern:
     def __repr__(self) -> str:
         return f"Pattern({self.text!r})"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
     @property
     def literals(self) -> tuple[Literals, ...]:
         """What every match contains: one of each set.  Empty when nothing is known."""
