@@ -31,6 +31,8 @@ CHANGES_KEPT_MAX: Final = 10_000
 """A rule that flaps through a long log would fill the memory; the rest is counted."""
 FIRST_PIECES: Final = 64
 """What a log looks like is judged by this many pieces of 256 KiB, held until it is."""
+PIECES_AFTER_FIRST: Final = 2
+"""How many more are looked through once it is recognized: two frameworks may speak in turn."""
 _REASONS: Final = {
     LogState.SLOW: "LogSlow",
     LogState.HANGING: "LogHang",
@@ -106,8 +108,12 @@ def _rules(
         kept = (entry.rule for topic in topics() if not topic.fallback for entry in topic.entries)
         return tuple(kept), ()
     seen: Counter[str] = Counter()
-    for piece in first:
+    found_in: int | None = None
+    for index, piece in enumerate(first):
         seen.update(sightings(piece.block))
+        found_in = index if found_in is None and chosen(seen) else found_in
+        if found_in is not None and index >= found_in + PIECES_AFTER_FIRST:
+            break
     frameworks = chosen(seen, fallback_hits=1)
     rules = with_defaults(fault_rules(), rules_of(frameworks))
     return rules, tuple(topic.title for topic in frameworks)

@@ -5,18 +5,22 @@ where a job's own output is judged.  It opens no file.
 """
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from scout.clock import SECOND, Instant
 from sidecar.logs.block import Block
-from sidecar.logs.evaluator import Extracted, LogEvaluator, LogState, LogVerdict
+from sidecar.logs.evaluator import LogEvaluator, LogState, LogVerdict
+from sidecar.logs.numbers import measured_all
+from sidecar.logs.patterns import Hits
 from sidecar.logs.pieces import BEFORE_BYTES, Piece
 from sidecar.logs.records import SILENCE
 from sidecar.logs.rules import LogRule
 from sidecar.logs.timestamps import Clock
 from sidecar.logs.verdicts import KINDS
+from sidecar.logs.watch import line_step, metric_values
 
 LOOK_BACK_LINES: Final = 50
 """A line without a time has that of the one before it, or of one at most so many lines up."""
@@ -58,19 +62,23 @@ class Series:
     first_step: int | None = None
     last_step: int | None = None
 
-    def add(self, value: float, step: int | None) -> None:
-        """Take one more value."""
-        self.last_step = step if step is not None else self.last_step
-        self.first_step = self.last_step if self.first_step is None else self.first_step
-        if value - value != 0.0:  # infinite, or no number at all
-            self.not_finite += 1
+    def add(self, values: list[float], first_step: int | None, last_step: int | None) -> None:
+        """Take more values, in order, and the steps of their first and last line."""
+        self.first_step = first_step if self.first_step is None else self.first_step
+        self.last_step = last_step if last_step is not None else self.last_step
+        if not math.isfinite(sum(values)):
+            finite = [value for value in values if math.isfinite(value)]
+            self.not_finite += len(values) - len(finite)
+            values = finite
+        if not values:
             return
         if self.first is None:
-            self.first = self.lowest = self.highest = value
-        self.points += 1
-        self.last = value
-        self.lowest, self.highest = min(self.lowest, value), max(self.highest, value)
-        self.total += value
+            self.first = self.lowest = self.highest = values[0]
+        self.points += len(values)
+        self.last = values[-1]
+        self.lowest = min(self.lowest, *values)
+        self.highest = max(self.highest, *values)
+        self.total += sum(values)
 
 
 @dataclass(slots=True)
@@ -128,8 +136,8 @@ class Backtest:
     def __init__(self, rules: Sequence[LogRule]) -> None:
         self.rules = tuple(rules)
         self._by_name = {rule.name: rule for rule in rules}
-        self._extracted: list[tuple[str, Extracted]] = []
-        self._evaluator = LogEvaluator(rules, Instant(0), on_extracted=self._note)
+        self._found: list[tuple[LogRule, Block, Hits]] = []
+        self._evaluator = LogEvaluator(rules, Instant(0), on_hits=self._note)
         self._timed = any(_needs_time(rule) for rule in rules)
         self._recovers = any(_recovers(rule) for rule in rules)
         self._joins = any(rule.join_indented for rule in rules)
@@ -174,7 +182,7 @@ class Backtest:
             changes = self._line_by_line(piece)
         else:
             changes = self._changes(piece, before, verdicts)
-        self._keep_extracted()
+        self._keep_found()
         self._times.leave(block)
         self.lines += block.lines
         self._last_number = piece.first_line + piece.raw.count(b"\n")
@@ -187,14 +195,14 @@ class Backtest:
         now = Instant(self._times.instant(self.ended_s) + SILENCE)
         now_s = None if self.ended_s is None else self.ended_s + SILENCE / SECOND
         verdicts = self._evaluator.timer(now)
-        self._keep_extracted()
+        self._keep_found()
         return [self._change(verdict, before, self._last_number, now_s) for verdict in verdicts]
 
     # --- judging ----------------------------------------------------------------------------
 
     def _judge(self, block: Block) -> list[LogVerdict]:
         times = self._times
-        self._extracted.clear()
+        self._found = []
         now = times.instant(times.at(len(block.data) - 1))
         if not self._timed:
             return self._evaluator.judge(block, now)
@@ -227,7 +235,7 @@ class Backtest:
 
     def _line_by_line(self, piece: Piece) -> list[Change]:
         changes: list[Change] = []
-        everything: list[tuple[str, Extracted]] = []
+        everything: list[tuple[LogRule, Block, Hits]] = []
         for start in self._starts(piece.block):
             data = piece.block.data
             end = data.find(b"\n", start) + 1
@@ -240,9 +248,9 @@ class Backtest:
             for verdict in self._evaluator.timer(now):
                 changes.append(self._change(verdict, before, number, at_s))
                 before[verdict.rule] = verdict.state
-            self._extracted.clear()
+            self._found = []
             verdicts = self._evaluator.judge(line, now)
-            everything += self._extracted
+            everything += self._found
             for verdict in verdicts:
                 changes.append(self._change(verdict, before, number, at_s))
                 before[verdict.rule] = verdict.state
@@ -259,7 +267,7 @@ class Backtest:
                 for name, state in self.states().items()
                 if state is not before[name]
             ]
-        self._extracted = everything
+        self._found = everything
         return changes
 
     def _starts(self, block: Block) -> Iterator[int]:
@@ -334,16 +342,18 @@ class Backtest:
             step=verdict.step,
         )
 
-    def _note(self, rule: str, extracted: Extracted, _: int) -> None:
-        self._extracted.append((rule, extracted))
+    def _note(self, rule: LogRule, block: Block, hits: Hits) -> None:
+        self._found.append((rule, block, hits))
 
-    def _keep_extracted(self) -> None:
-        for rule, one in self._extracted:
-            key = (rule, one.metric)
-            if key not in self.series:
-                self.series[key] = Series(metric=one.metric, rule=rule)
-            self.series[key].add(one.value, one.step)
-        self._extracted = []
+    def _keep_found(self) -> None:
+        for rule, block, hits in self._found:
+            steps = line_step(rule, block, hits[0]), line_step(rule, block, hits[-1])
+            for metric, values in _columns(rule, block, hits):
+                key = (rule.name, metric)
+                if key not in self.series:
+                    self.series[key] = Series(metric=metric, rule=rule.name)
+                self.series[key].add(values, *steps)
+        self._found = []
 
     def _find_beginning(self, block: Block) -> None:
         start = 0
@@ -358,3 +368,20 @@ def _needs_time(rule: LogRule) -> bool:
 
 def _recovers(rule: LogRule) -> bool:
     return _needs_time(rule) or rule.limit is not None or rule.metric_required
+
+
+def _columns(rule: LogRule, block: Block, hits: Hits) -> Iterator[tuple[str, list[float]]]:
+    """Yield each metric that the matches hold, with all its values."""
+    slow: dict[str, list[float]] | None = None
+    for metric, group in rule.metrics:
+        edges = [(start, end) for start, end in hits.edges(group) if start >= 0]
+        values = measured_all(metric, block.data, edges)
+        if len(values) < len(edges):  # one of them is no plain number
+            if slow is None:
+                slow = {}
+                for hit in hits:
+                    for name, value in metric_values(rule, block, hit):
+                        slow.setdefault(name, []).append(value)
+            values = slow.get(metric, [])
+        if values:
+            yield metric, values

@@ -51,11 +51,12 @@ class LogEvaluator:
         place: Place | None = None,
         node: NodeView | None = None,
         on_extracted: Callable[[str, Extracted, int], None] | None = None,
+        on_hits: Callable[[LogRule, Block, Hits], None] | None = None,
     ) -> None:
         """``matches`` and ``node`` may be shared by several evaluators.
 
         ``on_extracted`` is told every metric with its rule and its place in the block; without
-        it only the last one is kept.
+        it only the last one is kept.  ``on_hits`` is told the matches of rules that name metrics.
         """
         self._place = place or Place()
         self._node = node or NodeView()
@@ -72,6 +73,7 @@ class LogEvaluator:
         self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
         self._records: dict[int, IndentedRecords] = {}
         self._on_extracted = on_extracted
+        self._on_hits = on_hits
         self._last_step: int | None = None
         self._looked_at = -1
         self._due: Instant | None = None
@@ -82,6 +84,8 @@ class LogEvaluator:
 
     def add(self, rules: Sequence[LogRule]) -> None:
         """Judge by further rules from the next line on."""
+        if not rules:
+            return
         self._watches += [
             self._watch(rule)
             for rule in rules
@@ -294,6 +298,8 @@ class LogEvaluator:
         return verdicts
 
     def _extract(self, rule: LogRule, block: Block, hits: Hits, steps: "_Steps") -> None:
+        if self._on_hits is not None:
+            self._on_hits(rule, block, hits)
         wanted = hits if self._on_extracted is not None else hits[-1:]
         for hit in wanted:
             step = line_step(rule, block, hit)

@@ -21,6 +21,7 @@ from sidecar.events import LogFinding
 from sidecar.logs.defaults import default_rules
 from sidecar.logs.evaluator import LogEvaluator, LogState, LogVerdict, clean
 from sidecar.logs.follow import FollowCounters, FollowedFile
+from sidecar.logs.library.choice import Choice
 from sidecar.logs.numbers import Extracted
 from sidecar.logs.positions import PositionFile
 from sidecar.logs.rules import LogRule, usable_rules, with_defaults
@@ -60,6 +61,7 @@ class _Rank:
     local_rank: int
     streams: tuple[FollowedFile, FollowedFile]
     evaluator: LogEvaluator
+    choice: Choice
     recent: bytes = b""
 
     def read(self, clock: Callable[[], Instant], *, everything: bool) -> list[LogVerdict]:
@@ -72,6 +74,8 @@ class _Rank:
                 continue
             block = stream.read_block()
             if block.data:
+                if self.choice.open:
+                    self.evaluator.add(self.choice.show(block))
                 verdicts += self.evaluator.judge(block, clock(), stream=number)
                 # Replaced whole, because the loop reads it while the thread runs.
                 self.recent = (self.recent + block.data)[-TAIL_BYTES_MAX:]
@@ -213,6 +217,7 @@ class LogWatcher:
                 local_rank,
                 (follow(stdout), follow(stderr)),
                 LogEvaluator(wanted, began, matches, place=places[local_rank], node=node),
+                Choice(usable),
             )
             for local_rank, (stdout, stderr) in files.items()
         )

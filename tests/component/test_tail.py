@@ -328,3 +328,39 @@ asyncio.run(main())
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+STEP_LINE = "[titan] step: {}  loss:  3.2  grad_norm:  0.8  memory:  9.4GiB(64%)  tps: 7,282\n"
+
+
+def test_a_frameworks_step_lines_are_read_without_a_rule_for_them(play):
+    """A job without rules of its own would show no loss and no throughput."""
+
+    async def scenario(node: Node) -> None:
+        node.watch()
+        node.write(0, "loading\n")
+        node.write(1, "loading\n")
+        await node.read(2)
+        node.write(1, STEP_LINE.format(7))
+        await until(lambda: "throughput" in node.watcher.series()[1])
+        series = node.watcher.series()[1]
+        assert (series["loss"].value, series["loss"].step) == (3.2, 7)
+        assert node.watcher.counters.rule_matches["TorchtitanStep"] == 1
+        assert node.watcher.series()[0] == {}
+        node.write(1, STEP_LINE.format(8).replace("3.2", "nan"))
+        (finding,) = await node.found()
+        assert (finding.rule, finding.step) == ("NonFiniteLoss", 8)
+
+    play(scenario)
+
+
+def test_a_job_that_reads_its_own_metrics_has_no_others(play):
+    """Every value would be counted twice."""
+
+    async def scenario(node: Node) -> None:
+        node.watch({"name": "Own", "logPattern": r"loss:\s+(?P<loss>\S+)"})
+        node.write(0, STEP_LINE.format(7))
+        await until(lambda: "loss" in node.watcher.series().get(0, {}))
+        assert node.watcher.counters.rule_matches["TorchtitanStep"] == 0
+
+    play(scenario)

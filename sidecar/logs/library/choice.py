@@ -54,6 +54,8 @@ class Choice:
 
     def __init__(self, own: Iterable[LogRule] = ()) -> None:
         """Begin; where a rule of the job's own reads a metric, nothing is added to it."""
+        own = tuple(own)
+        self._taken = {rule.name for rule in own}
         self.open = not any(rule.metrics for rule in own)
         self._seen: Counter[str] = Counter()
         self._lines_left = LINES_MAX
@@ -76,4 +78,4 @@ class Choice:
         self._topics += new
         self._lines_left -= block.lines
         self.open = self._lines_left > 0
-        return rules_of(new)
+        return tuple(rule for rule in rules_of(new) if rule.name not in self._taken)
