@@ -20,7 +20,16 @@ TEXTS = (
 )
 PATTERNS = tuple(Pattern(text) for text in TEXTS)
 WORDS = st.sampled_from(
-    ["loss: nan", "FATAL error", "fatal error", "out of memory", "7", "NCCL x failed", "a", "step 1"]
+    [
+        "loss: nan",
+        "FATAL error",
+        "fatal error",
+        "out of memory",
+        "7",
+        "NCCL x failed",
+        "a",
+        "step 1",
+    ]
     + ["ünicode", "Ünicode", "", "\u212a", "error \u017ftep 1"]
 )
 

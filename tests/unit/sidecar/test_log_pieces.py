@@ -32,7 +32,13 @@ def test_lines_keep_their_numbers_over_empty_ones_and_pieces():
 
 def test_a_bar_that_rewrites_its_line_is_many_lines_with_one_number():
     """Hours of progress would be one line of megabytes."""
-    assert numbered(b"a\nx 1\rx 2\rx 3\nb\n") == [(1, "a"), (2, "x 1"), (2, "x 2"), (2, "x 3"), (3, "b")]
+    assert numbered(b"a\nx 1\rx 2\rx 3\nb\n") == [
+        (1, "a"),
+        (2, "x 1"),
+        (2, "x 2"),
+        (2, "x 3"),
+        (3, "b"),
+    ]
 
 
 def test_what_stands_behind_the_last_line_end_is_a_line():
