@@ -363,6 +363,55 @@ def test_a_hardware_fault_outlives_the_generation():
     assert (fault.kind, fault.gpu, fault.rank) == (FaultKind.GPU_FATAL, 0, 1)
 
 
+def lost(gpu, reason="Xid79", **more):
+    return HardwareFinding(gpu=gpu, reason=reason, message="fell off", line="l", **more)
+
+
+def test_one_hardware_fault_told_by_two_sources_is_one_fault():
+    """The echo would stop the run that was started after it, and spend a second restart."""
+    core = running()
+    core.handle(lost(0), at(2))
+    core.handle(CommandReceived(command=stop()), at(3))
+    core.handle(WorkersGone(generation=1), at(3))
+    core.handle(PortReserved(port=1), at(3))
+    core.handle(CommandReceived(command=start(2)), at(4))
+    core.handle(lost(0), at(6))
+    assert core.state is AgentState.RUNNING
+    assert len(core.snapshot(at(6)).faults) == 1
+    core.handle(lost(0, reason="RemapFailure"), at(7))
+    core.handle(lost(1), at(7))
+    faults = core.snapshot(at(7)).faults
+    assert [(f.gpu, f.reason) for f in faults] == [(0, "Xid79"), (0, "RemapFailure"), (1, "Xid79")]
+
+
+def test_a_device_that_fails_again_much_later_is_a_fault_again():
+    """A node that was kept for want of a spare would train on a dead device."""
+    core = running()
+    core.handle(lost(0), at(2))
+    core.handle(CommandReceived(command=stop()), at(3))
+    core.handle(WorkersGone(generation=1), at(3))
+    core.handle(PortReserved(port=1), at(3))
+    core.handle(CommandReceived(command=start(2)), at(4))
+    core.handle(lost(0), at(600))
+    assert core.state is AgentState.FAULTED
+
+
+def test_a_hardware_fault_names_the_rank_that_used_the_device():
+    """With CUDA_VISIBLE_DEVICES the rank of the device's number is somebody else."""
+
+    def said(finding, nproc=4):
+        core = running(nproc)
+        core.handle(finding, at(2))
+        (fault,) = core.snapshot(at(2)).faults
+        return fault.rank, fault.local_rank, fault.message
+
+    assert said(lost(3)) == (7, 3, "fell off")
+    assert said(lost(6, local_ranks=(1,))) == (5, 1, "fell off")
+    assert said(lost(0, local_ranks=())) == (None, None, "fell off")
+    assert said(lost(0, local_ranks=(2, 3))) == (6, 2, "fell off (used by ranks 6, 7)")
+    assert said(lost(None)) == (None, None, "fell off")
+
+
 def test_log_rules_are_watched_from_the_moment_workers_run():
     """A rule that is never armed finds nothing."""
     core = ready()
