@@ -102,8 +102,8 @@ class Desk:
     def _follows_from_the_stop(self, fault: NodeFault) -> bool:
         """Return True for what broke only because everything was being stopped."""
         incident = self.memory.incident
-        localized_at = None if incident is None else incident.at(IncidentPhase.LOCALIZED)
-        late = localized_at is not None and fault.at_ns > localized_at
+        stopped_from = None if incident is None else incident.at(IncidentPhase.CAPTURED)
+        late = stopped_from is not None and fault.at_ns > stopped_from
         return late and fault.report.kind not in _NEVER_FOLLOW
 
     def _new_round(self, now: Instant, wait_s: float) -> Round:
@@ -112,6 +112,7 @@ class Desk:
             id=self._rounds,
             settle_until=after(now, seconds(self.settings.settle_s)),
             deadline=after(now, seconds(wait_s)),
+            evidence_wait=seconds(self.settings.evidence_budget_s),
         )
 
     # --- phases and commands ----------------------------------------------------------------

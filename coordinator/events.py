@@ -6,7 +6,7 @@ from typing import TypeAlias
 from coordinator.health_events import HealthWord
 from coordinator.incidents import Incident
 from coordinator.journal_format import DurableState
-from sidecar.api import Command, Hello, ProgressReport, StatusReport
+from sidecar.api import Command, EvidenceReport, Hello, ProgressReport, StatusReport
 
 # --- events ---------------------------------------------------------------------------------
 
@@ -28,10 +28,10 @@ class LinkClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpoke:
-    """A status or a progress report came over ``link``."""
+    """A status, a progress report or evidence came over ``link``."""
 
     link: int
-    message: StatusReport | ProgressReport
+    message: StatusReport | ProgressReport | EvidenceReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

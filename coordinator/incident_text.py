@@ -4,12 +4,13 @@ It only words what the incident holds.  Every text in it may come from a trainin
 of it is made harmless for terminals and for Markdown before it is written down.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from coordinator.evidence_text import evidence_page, positions_page
 from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
+from coordinator.markdown import code, safe
 from coordinator.wording import natural_key, one_line
 from scout.verdict import Evidence
 
@@ -23,7 +24,6 @@ TAIL_LINES_MAX: Final = 20
 TAIL_RANKS_MAX: Final = 16
 """Last lines shown of a rank, and ranks whose lines are shown."""
 
-_MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>|#~!])")
 _DONE: Final = {
     Outcome.OPEN: "still open",
     Outcome.RECOVERED: "recovered",
@@ -34,6 +34,7 @@ _PHASES: Final = {
     IncidentPhase.FAULT: "the fault happened",
     IncidentPhase.DETECTED: "it was detected",
     IncidentPhase.LOCALIZED: "the culprit was judged",
+    IncidentPhase.CAPTURED: "every rank was looked at once more",
     IncidentPhase.STOPPED: "every worker had stopped",
     IncidentPhase.DECIDED: "the restart was decided",
     IncidentPhase.ASSIGNED: "ranks were given out",
@@ -52,14 +53,20 @@ def summary(incident: Incident) -> str:
 def markdown(incident: Incident) -> str:
     """Return the whole incident as a Markdown page that ends with a line feed."""
     sections = [
-        [f"# Incident {_md(incident.id)} of job {_md(incident.job)}", "", _md(summary(incident))],
+        [
+            f"# Incident {safe(incident.id)} of job {safe(incident.job)}",
+            "",
+            safe(summary(incident)),
+        ],
         _facts(incident),
         _timeline(incident),
         _finding(incident.finding),
         _decision(incident),
         _checkpoints(incident),
         _moves(incident),
-        ["## Outcome", "", _md(_ending(incident)) + "."],
+        ["## Outcome", "", safe(_ending(incident)) + "."],
+        positions_page(incident),
+        evidence_page(incident),
         _tails(incident),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
@@ -103,7 +110,11 @@ def _facts(incident: Incident) -> list[str]:
         else str(incident.steps_at_fault),
         "Nodes by group rank": ", ".join(incident.world) or "none",
     }
-    return ["| | |", "|---|---|", *(f"| {name} | {_md(value)} |" for name, value in rows.items())]
+    return [
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {safe(value)} |" for name, value in rows.items()),
+    ]
 
 
 def _timeline(incident: Incident) -> list[str]:
@@ -116,7 +127,7 @@ def _timeline(incident: Incident) -> list[str]:
         return []
     origin = min(at_ns for at_ns, _, _ in events)
     rows = [
-        f"| {(at_ns - origin) / 1e9:+.3f} s | {_clock(at_ns)} | {_strong(_md(text), milestone)} |"
+        f"| {(at_ns - origin) / 1e9:+.3f} s | {_clock(at_ns)} | {_strong(safe(text), milestone)} |"
         for at_ns, text, milestone in sorted(events, key=lambda event: event[0])
     ]
     more = len(faults) - FAULTS_SHOWN_MAX
@@ -129,7 +140,11 @@ def _finding(finding: Finding | None) -> list[str]:
     if finding is None:
         return ["## Finding", "", "Nothing has been judged yet."]
     basis = f", on {finding.basis} evidence" if finding.basis else ""
-    lines = ["## Finding", "", f"**{_md(finding.outcome)}{_md(basis)}**: {_md(finding.why)}."]
+    lines = [
+        "## Finding",
+        "",
+        f"**{safe(finding.outcome)}{safe(basis)}**: {safe(finding.why)}.",
+    ]
     if (culprit := finding.culprit) is not None:
         told = {
             "kind": culprit.kind,
@@ -140,7 +155,7 @@ def _finding(finding: Finding | None) -> list[str]:
             "reason": culprit.reason,
         }
         lines += ["", "| Culprit | |", "|---|---|"]
-        lines += [f"| {k} | {_md(str(v))} |" for k, v in told.items() if v is not None]
+        lines += [f"| {k} | {safe(str(v))} |" for k, v in told.items() if v is not None]
     lines += _evidence("Evidence", finding.evidence)
     return lines + _evidence("What speaks for somebody else", finding.dissent)
 
@@ -148,7 +163,7 @@ def _finding(finding: Finding | None) -> list[str]:
 def _evidence(title: str, items: Sequence[Evidence]) -> list[str]:
     if not items:
         return []
-    shown = [f"- {_md(item.surface)}: {_md(item.detail)}" for item in items[:FAULTS_SHOWN_MAX]]
+    shown = [f"- {safe(item.surface)}: {safe(item.detail)}" for item in items[:FAULTS_SHOWN_MAX]]
     more = len(items) - FAULTS_SHOWN_MAX
     return ["", f"{title}:", "", *shown, *([f"- and {more} more"] if more > 0 else [])]
 
@@ -158,9 +173,9 @@ def _decision(incident: Incident) -> list[str]:
     if decision is None:
         return ["## Decision", "", "Nothing has been decided yet."]
     mode = "the job ends as failed" if decision.mode is None else decision.mode.value
-    lines = ["## Decision", "", f"**{_md(mode)}**: {_md(decision.reason)}."]
+    lines = ["## Decision", "", f"**{safe(mode)}**: {safe(decision.reason)}."]
     if decision.exclude_nodes:
-        lines += ["", f"Left out from now on: {_md(', '.join(decision.exclude_nodes))}."]
+        lines += ["", f"Left out from now on: {safe(', '.join(decision.exclude_nodes))}."]
     return lines
 
 
@@ -168,8 +183,8 @@ def _checkpoints(incident: Incident) -> list[str]:
     if not incident.checkpoints:
         return []
     rows = [
-        f"| {_md(choice.prefix)} | {'none' if choice.step is None else choice.step} "
-        f"| {_md(choice.path or '')} | {_md(choice.reason)} |"
+        f"| {safe(choice.prefix)} | {'none' if choice.step is None else choice.step} "
+        f"| {safe(choice.path or '')} | {safe(choice.reason)} |"
         for choice in incident.checkpoints
     ]
     head = ["## Checkpoint", "", "| Prefix | Step | Path | Why |", "|---|---:|---|---|"]
@@ -180,7 +195,8 @@ def _moves(incident: Incident) -> list[str]:
     if not incident.moves:
         return []
     rows = [
-        f"| {move.group_rank} | {_md(move.from_node)} | {_md(move.to_node)} | {_md(move.reason)} |"
+        f"| {move.group_rank} | {safe(move.from_node)} | {safe(move.to_node)} "
+        f"| {safe(move.reason)} |"
         for move in incident.moves
     ]
     head = ["## Rank moves", "", "| Group rank | From | To | Why |", "|---:|---|---|---|"]
@@ -194,22 +210,12 @@ def _tails(incident: Incident) -> list[str]:
     shown = sorted(tails, key=natural_key)[:TAIL_RANKS_MAX]
     text = ["## Last output"]
     for rank in shown:
-        text += ["", f"Rank {_md(rank)}:", "", *_code(tails[rank][-TAIL_LINES_MAX:])]
+        text += ["", f"Rank {safe(rank)}:", "", *code(tails[rank][-TAIL_LINES_MAX:])]
     more = len(tails) - len(shown)
     return [*text, *(["", f"And {more} more ranks."] if more > 0 else [])]
 
 
 # --- leaves -------------------------------------------------------------------------------------
-
-
-def _md(text: str) -> str:
-    """Return foreign ``text`` as one line that Markdown shows as it is."""
-    return _MARKUP.sub(r"\\\1", one_line(text))
-
-
-def _code(lines: Iterable[str]) -> list[str]:
-    """Return lines as an indented block, which no content can end."""
-    return [f"    {one_line(line)}" for line in lines]
 
 
 def _strong(text: str, strong: bool) -> str:

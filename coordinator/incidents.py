@@ -11,7 +11,7 @@ from typing import Final
 
 from scout.hang import RankSnapshot
 from scout.verdict import Evidence
-from sidecar.api import FaultKind, FaultReport
+from sidecar.api import FaultKind, FaultReport, RankEvidence
 from worker_shim.messages import RestartMode
 
 SCHEMA_VERSION: Final = 1
@@ -23,6 +23,7 @@ class IncidentPhase(StrEnum):
     FAULT = "fault"
     DETECTED = "detected"
     LOCALIZED = "localized"
+    CAPTURED = "captured"
     STOPPED = "stopped"
     DECIDED = "decided"
     ASSIGNED = "assigned"
@@ -116,6 +117,18 @@ class RankMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Ranks whose main threads stood at the same place.  ``frames`` has the innermost first.
+
+    ``odd`` says that they stand apart from what most ranks did, or hold the culprit.
+    """
+
+    ranks: tuple[int, ...]
+    frames: tuple[str, ...]
+    odd: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """Everything about one stop.  ``generation`` is the one that broke."""
 
@@ -131,6 +144,12 @@ class Incident:
     faults: tuple[NodeFault, ...] = ()
     snapshots: tuple[RankSnapshot, ...] = ()
     log_tails: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stack_groups: tuple[StackGroup, ...] = ()
+    """Stacks before the stop, the odd ones first."""
+    evidence: dict[str, RankEvidence] = field(default_factory=dict)
+    """Global rank (as text) -> all that was seen of it, for the few that matter most."""
+    evidence_missing: tuple[str, ...] = ()
+    """What could not be had of whom, and why."""
     finding: Finding | None = None
     decision: Decision | None = None
     checkpoints: tuple[CheckpointChoice, ...] = ()

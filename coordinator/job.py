@@ -33,7 +33,7 @@ from coordinator.picture import furthest_step, picture
 from coordinator.settings import JobSettings
 from coordinator.view import JobView
 from scout.clock import SECOND, Duration, Instant, after
-from sidecar.api import FaultKind, FaultReport, ProgressReport, StatusReport
+from sidecar.api import EvidenceReport, FaultKind, FaultReport, ProgressReport, StatusReport
 
 LOOK_AGAIN_AFTER: Final = Duration(1 * SECOND)
 """Longest time between two looks at the whole, whatever happens."""
@@ -112,7 +112,7 @@ class JobCore:
                 return []
             case LinkSpoke(link=link, message=StatusReport() as report):
                 return self._told(link, report, now)
-            case LinkSpoke(link=link, message=ProgressReport() as report):
+            case LinkSpoke(link=link, message=ProgressReport() | EvidenceReport() as report):
                 self._desk.members.heard(link, now)
                 if self._desk.round is not None:
                     self._desk.round.take(report)

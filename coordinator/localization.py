@@ -1,16 +1,16 @@
-"""One round of looking at every rank, between the first sign of a fault and the verdict.
+"""One round of looking at every rank, between the first sign of a fault and the stop.
 
-Decides when enough was seen to judge.  Absence is evidence too: a node that does not answer
-before the deadline is judged by its silence.
+Decides when enough was seen to judge, and when enough was kept to stop.  Absence is evidence too:
+a node that does not answer before the deadline is judged by its silence.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.incidents import Finding, NodeFault
-from scout.clock import Instant
+from scout.clock import Duration, Instant, after
 from scout.hang import RankSnapshot
-from sidecar.api import FaultKind, ProgressReport
+from sidecar.api import EvidenceReport, FaultKind, ProgressReport
 
 _SELF_EVIDENT = frozenset({FaultKind.GPU_FATAL, FaultKind.NODE_LOST, FaultKind.OPERATOR})
 """Findings that no later report can overturn."""
@@ -26,12 +26,20 @@ class Round:
     id: int
     settle_until: Instant
     deadline: Instant
+    evidence_wait: Duration
     asked: set[str] = field(default_factory=set)
     replies: dict[str, ProgressReport] = field(default_factory=dict)
+    evidence: dict[str, EvidenceReport] = field(default_factory=dict)
+    evidence_until: Instant | None = None
+    """None until the verdict is there and only evidence is waited for."""
 
-    def take(self, report: ProgressReport) -> None:
+    def take(self, report: ProgressReport | EvidenceReport) -> None:
         """Keep an answer to this round; answers to another are dropped."""
-        if report.round_id == self.id:
+        if report.round_id != self.id:
+            return
+        if isinstance(report, EvidenceReport):
+            self.evidence[report.node] = report
+        else:
             self.replies[report.node] = report
 
     def snapshots(self) -> tuple[RankSnapshot, ...]:
@@ -65,6 +73,22 @@ class Round:
             for fault in faults
         )
 
+    def owing(self) -> frozenset[str]:
+        """Return the nodes whose evidence was announced and has not come."""
+        promised = {node for node, report in self.replies.items() if report.evidence_follows}
+        return frozenset(promised - self.evidence.keys())
+
+    def hold_stop(self, connected: Collection[str], now: Instant) -> bool:
+        """Return True while the stop may wait for evidence; its budget begins with the first call.
+
+        Only nodes that announced some and can still send it are waited for.
+        """
+        if self.evidence_until is None:
+            self.evidence_until = after(now, self.evidence_wait)
+        return now < self.evidence_until and not self.owing().isdisjoint(connected)
+
     def next_deadline(self, now: Instant) -> Instant:
         """Return when to look again."""
-        return self.settle_until if now < self.settle_until else self.deadline
+        due = [self.settle_until, self.deadline]
+        due += [] if self.evidence_until is None else [self.evidence_until]
+        return min((it for it in due if it > now), default=max(due))

@@ -102,7 +102,8 @@ class Memory:
 
     def amend(self, incident: Incident) -> None:
         """Replace the open incident by what is known of it now."""
-        self.change(replace(self.state, open_incident=incident))
+        if incident != self.state.open_incident:
+            self.change(replace(self.state, open_incident=incident))
 
     def add_fault(self, fault: NodeFault) -> bool:
         """Add a report to the open incident.  Returns False when it is there or there is no room.

@@ -12,6 +12,7 @@ from typing import Final
 from coordinator import culprit, own_faults, recovery
 from coordinator.desk import Desk, broken_device, is_idle, is_ready
 from coordinator.events import Effect, Say
+from coordinator.evidence import with_evidence
 from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
@@ -209,7 +210,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     for view in desk.world():
         if view.link is not None and view.node not in asked.asked:
             asked.asked.add(view.node)
-            effects += desk.send(view, Inspect(round_id=asked.id), now)
+            effects += desk.send(view, _inspect(desk, asked.id), now)
     if not asked.collected(set(desk.state.world) - desk.gone(now), now):
         return effects
     snapshots = asked.snapshots()
@@ -218,14 +219,24 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     stall_only = desk.memory.stall_only
     if not stall_only and not asked.settled(finding, incident.faults, now):
         return effects
-    desk.round = None
     stall_ns = seconds(desk.settings.stall_timeout_s)
     if stall_only and not hang_confirmed(finding, snapshots, stall_ns):
         return [*effects, *_dismiss_stall(desk, finding, now)]
-    desk.memory.amend(replace(incident, finding=finding))
-    desk.stamp(IncidentPhase.LOCALIZED, now)
+    incident = replace(incident, finding=finding).reached(IncidentPhase.LOCALIZED, desk.wall(now))
+    desk.memory.amend(incident)
+    if asked.hold_stop([view.node for view in desk.world() if view.link is not None], now):
+        desk.waiting_for = "a last look at every rank"
+        return effects
+    desk.round = None
+    desk.memory.amend(with_evidence(incident, asked.evidence, asked.owing()))
+    desk.stamp(IncidentPhase.CAPTURED, now)
     desk.enter(JobPhase.STOPPING, now)
     return [*effects, Say(level="WARNING", text=f"stopping every node: {finding.why}")]
+
+
+def _inspect(desk: Desk, round_id: int) -> Inspect:
+    """Ask for a look that is back in time: a fifth of the budget is for the way."""
+    return Inspect(round_id=round_id, evidence_budget_s=desk.settings.evidence_budget_s * 0.8)
 
 
 def _judge(desk: Desk, incident: Incident) -> Finding:
@@ -240,6 +251,7 @@ def _judge(desk: Desk, incident: Incident) -> Finding:
 
 
 def _dismiss_stall(desk: Desk, finding: Finding, now: Instant) -> list[Effect]:
+    desk.round = None
     desk.stall_retry_at = after(now, STALL_RETRY)
     desk.memory.drop_incident()
     desk.enter(JobPhase.RUNNING, now)

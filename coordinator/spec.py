@@ -132,7 +132,8 @@ class ProgressPolicy(
     off.  A rank's own history may make it shorter for a phase that it knows well: to
     ``stallFactor`` times the 99th percentile of the silences of that phase, never to less than
     ``stallTimeoutMinSeconds``.  A minimum that is not below the longest silence switches learning
-    off.
+    off.  ``evidenceBudgetSeconds`` is the longest wait for a last look at ranks that are about to
+    be stopped; 0 stops them without one.
     """
 
     stall_timeout_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 300.0
@@ -140,6 +141,7 @@ class ProgressPolicy(
     stall_factor: Annotated[float, Meta(ge=1, le=1000)] = 10.0
     settle_milliseconds: Annotated[int, Meta(ge=0, le=60_000)] = 300
     inspect_timeout_milliseconds: Annotated[int, Meta(ge=1, le=60_000)] = 1000
+    evidence_budget_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
 
 
 class NodePolicy(
@@ -222,6 +224,7 @@ class JobSpec(
             stall_factor=progress.stall_factor,
             settle_s=progress.settle_milliseconds / 1e3,
             inspect_timeout_s=progress.inspect_timeout_milliseconds / 1e3,
+            evidence_budget_s=progress.evidence_budget_seconds,
             lease_s=nodes.lease_seconds,
             wait_for_nodes_s=nodes.wait_for_nodes_seconds,
             startup_deadline_s=run.startup_deadline_seconds,

@@ -6,7 +6,7 @@ moved, how long each part took, and the culprit's last words.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -19,8 +19,10 @@ from coordinator.cli.client import Client
 from coordinator.cli.console import cell, clock, console, many, print_json, span, table
 from coordinator.cli.errors import UserError
 from coordinator.cli.incidents import OUTCOME_STYLES
+from coordinator.evidence_text import process, shown_frames
 from coordinator.history import milestones
 from coordinator.incidents import Incident
+from coordinator.positions import APART, CULPRIT, marks
 from coordinator.wording import one_line, rank_list
 from scout.verdict import Evidence
 
@@ -28,6 +30,10 @@ LINE_CHARS_MAX: Final = 2_000
 """Longest foreign line that is shown."""
 TAIL_LINES_MAX: Final = 20
 """Last log lines shown of the culprit; ``--json`` has all that were kept."""
+
+COLLECTIVES_MAX: Final = 4
+"""Last recorded collectives shown of a rank."""
+MARK_STYLES: Final[Mapping[str, str]] = {CULPRIT: "bold red", APART: "bold yellow"}
 
 Section = Callable[[Incident], Iterable[RenderableType]]
 
@@ -183,11 +189,13 @@ def _reports(incident: Incident) -> Iterable[RenderableType]:
 def _positions(incident: Incident) -> Iterable[RenderableType]:
     if not incident.snapshots:
         return
-    columns = ("rank#", "node", "step#", "phase", "collective#", "last progress#", "process")
-    shown = table("", columns)
+    columns = ("", "rank#", "node", "step#", "phase", "collective#", "last progress#", "process")
+    shown, marked = table("", columns), marks(incident)
     for rank in incident.snapshots:
         age = rank.progress_age_ns
+        mark = marked.get(rank.rank, "")
         shown.add_row(
+            cell(mark, MARK_STYLES.get(mark, "")),
             cell(rank.rank),
             cell(rank.node),
             cell(rank.step),
@@ -197,6 +205,23 @@ def _positions(incident: Incident) -> Iterable[RenderableType]:
             cell(rank.process_state),
         )
     yield shown
+
+
+def _stacks(incident: Incident) -> Iterable[RenderableType]:
+    if incident.stack_groups:
+        shown = table("", ("", "ranks", "innermost frame first"))
+        for group in incident.stack_groups:
+            frames = Text("\n").join(cell(frame) for frame in shown_frames(group))
+            mark = cell("odd" if group.odd else "", "bold yellow")
+            shown.add_row(mark, cell(rank_list(group.ranks)), frames)
+        yield shown
+    for rank, seen in incident.evidence.items():
+        if seen.process is not None:
+            yield _line(f"rank {rank}: {process(seen.process)}")
+        for collective in seen.flight_record[-COLLECTIVES_MAX:]:
+            yield _line(f"rank {rank} recorded {collective}", "dim")
+    for text in incident.evidence_missing:
+        yield _line(f"missing: {text}", "yellow")
 
 
 def _last_words(incident: Incident) -> Iterable[RenderableType]:
@@ -220,5 +245,6 @@ SECTIONS: Final[tuple[tuple[str, Section], ...]] = (
     ("timeline", _timeline),
     ("what the nodes reported", _reports),
     ("where every rank stood", _positions),
+    ("what they did before the stop", _stacks),
     ("the culprit's last lines", _last_words),
 )

@@ -13,13 +13,16 @@ from sidecar.agent import AgentConfig, AgentCore
 from sidecar.api import (
     PROTOCOL_VERSION,
     Downward,
+    EvidenceReport,
     ExitCause,
     FaultKind,
     Goodbye,
     Hello,
     ProgressReport,
+    RankEvidence,
     Start,
     StatusReport,
+    ThreadStack,
     Welcome,
 )
 from sidecar.events import (
@@ -27,6 +30,7 @@ from sidecar.events import (
     CommandReceived,
     Effect,
     Event,
+    EvidenceTaken,
     HardwareFinding,
     InspectionTaken,
     KillWorkers,
@@ -260,7 +264,7 @@ class Node:
                 self._kill(effect.generation)
             case TakeInspection():
                 took = self._dice.uniform(0.005, 0.05) * self.slowness
-                self._later(took, lambda: self._inspect(effect.round_id))
+                self._later(took, lambda: self._inspect(effect))
             case ReservePort():
                 self._later(0.002, lambda: self._handle(PortReserved(port=self._new_port())))
             case Report():
@@ -271,7 +275,7 @@ class Node:
             case AnswerWorker() | Reply() | WatchLogs() | Say():
                 pass
 
-    def _report(self, message: StatusReport | ProgressReport) -> None:
+    def _report(self, message: StatusReport | ProgressReport | EvidenceReport) -> None:
         if self._link is None or not self._welcome:
             return
         if isinstance(message, StatusReport):
@@ -319,9 +323,26 @@ class Node:
             ranks = tuple(it.snapshot(self._world.now) for it in self.workers)
             self._handle(ProgressObserved(generation=newest, ranks=ranks))
 
-    def _inspect(self, round_id: int) -> None:
+    def _inspect(self, effect: TakeInspection) -> None:
         ranks = tuple(worker.snapshot(self._world.now) for worker in self.workers)
-        self._handle(InspectionTaken(round_id=round_id, ranks=ranks))
+        follows = effect.evidence_budget_s > 0 and bool(self.workers)
+        self._handle(
+            InspectionTaken(round_id=effect.round_id, ranks=ranks, evidence_follows=follows)
+        )
+        if follows:
+            took = self._dice.uniform(0.02, 0.1) * self.slowness
+            running = tuple(self.workers)
+            self._later(min(took, effect.evidence_budget_s), lambda: self._testify(effect, running))
+
+    def _testify(self, effect: TakeInspection, running: tuple[Worker, ...]) -> None:
+        evidence = {}
+        for worker in running:
+            where = f"train (train.py:{100 + worker.snapshot(self._world.now).phase})"
+            stack = ThreadStack(
+                name="MainThread", main=True, frames=(where, "<module> (train.py:9)")
+            )
+            evidence[str(worker.rank)] = RankEvidence(threads=(stack,))
+        self._handle(EvidenceTaken(round_id=effect.round_id, evidence=evidence))
 
     def _dial(self) -> None:
         if self._link is None:

@@ -88,8 +88,8 @@ def test_each_phase_is_measured_from_the_milestone_before_it() -> None:
     """A slow stop shown as a slow start sends people to the wrong machine."""
     history = History()
     history.note(recovered())
-    assert [history.phases[phase].sum_s for phase in MEASURED_PHASES] == [1, 2, 3, 4, 5, 6, 7]
-    assert history.recoveries.sum_s == 28
+    assert [history.phases[phase].sum_s for phase in MEASURED_PHASES] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert history.recoveries.sum_s == 36
 
 
 def test_a_milestone_that_was_not_reached_is_skipped_not_zero() -> None:
@@ -107,7 +107,7 @@ def test_a_milestone_that_was_not_reached_is_skipped_not_zero() -> None:
         )
     )
     assert sum(history.phases[IncidentPhase.LOCALIZED].counts) == 0
-    assert history.phases[IncidentPhase.STOPPED].sum_s == 5
+    assert history.phases[IncidentPhase.CAPTURED].sum_s == 5
     assert sum(history.recoveries.counts) == 0
 
 

@@ -70,7 +70,7 @@ def test_the_summary_says_what_was_done_and_what_it_cost():
     """The one line that a person reads at three in the morning."""
     assert summary(an_incident()) == (
         "job-3: rank 1 on node-1 was killed by SIGKILL (signal 9); process_level_restart from "
-        "step 40, node-9 for node-1; recovered in 1.8 s, 7 steps lost"
+        "step 40, node-9 for node-1; recovered in 2.0 s, 7 steps lost"
     )
 
 
@@ -101,7 +101,7 @@ def test_the_page_holds_every_part_of_a_postmortem():
     for part in (
         "# Incident job-3 of job job",
         "| +0.000 s | 2027-01-15 08:00:00.000 | **the fault happened** |",
-        "| +1.750 s | 2027-01-15 08:00:01.750 | **the first step was completed** |",
+        "| +2.000 s | 2027-01-15 08:00:02.000 | **the first step was completed** |",
         "**attributed, on direct evidence**: rank 1 on node-1 was killed by SIGKILL",
         "| reason | rank 1 on node-1 was killed",
         "What speaks for somebody else:\n\n- exit: lost its peer",
@@ -109,7 +109,7 @@ def test_the_page_holds_every_part_of_a_postmortem():
         "Left out from now on: node-1.",
         "| model | 40 | /ckpt/40 | newest ",
         "| 1 | node-1 | node-9 | ",
-        "## Outcome\n\nrecovered in 1.8 s, 7 steps lost.",
+        "## Outcome\n\nrecovered in 2.0 s, 7 steps lost.",
         "    rank 1 on node-1 was killed by SIGKILL (signal 9) 49\n",
     ):
         assert part in page, part
