@@ -14,13 +14,11 @@ from typing import Any, Final
 from coordinator.cli.arguments import add_json
 from coordinator.cli.console import cell, console, print_json, table
 from coordinator.cli.errors import UserError
+from coordinator.cli.rules_file import AUTO, read_rules
 from coordinator.wording import one_line
 
-RULES_BYTES_MAX: Final = 1 << 20
-"""Largest file of rules; no job has as many as would fill it."""
 PROBLEMS: Final = 1
 """Exit status of ``outrider rules check`` when a rule cannot be used."""
-AUTO: Final = "auto"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,33 +145,6 @@ def _suggest(args: argparse.Namespace) -> int:
 _ACTIONS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = MappingProxyType(
     {"list": _list, "check": _check, "test": _test, "suggest": _suggest}
 )
-
-
-def read_rules(path: Path) -> list[Any]:
-    """Return the rules in the file at ``path``, as they are written.  Raises `UserError`."""
-    from coordinator.spec_errors import SpecError, parse_yaml_value  # noqa: PLC0415 - as above
-    from sidecar.logs.rule_files import PLACES, rules_in  # noqa: PLC0415 - as above
-
-    try:
-        data = path.read_bytes()[: RULES_BYTES_MAX + 1]
-        text = data.decode()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8; is it YAML?") from error
-    if len(data) > RULES_BYTES_MAX:
-        raise UserError(f"{path} is larger than {RULES_BYTES_MAX} bytes; is it a log?")
-    try:
-        document = parse_yaml_value(text, str(path))
-    except SpecError as error:
-        raise UserError(str(error)) from error
-    rules = rules_in(document)
-    if rules is None:
-        place = ".".join(PLACES[1])
-        raise UserError(
-            f"{path} holds no rules; it must be a list of them, or a job spec ({place})"
-        )
-    return rules
 
 
 def _line(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from coordinator.cli.console import cell, clock, console, print_json, table
 from coordinator.cli.errors import UserError
-from coordinator.cli.rules import AUTO, read_rules
+from coordinator.cli.rules_file import AUTO, read_rules
 from coordinator.cli.rules_log import open_log
 from coordinator.wording import one_line
 from sidecar.logs.backtest import Backtest, Change, Series

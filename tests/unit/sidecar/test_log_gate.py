@@ -29,8 +29,12 @@ WORDS = st.sampled_from(
         "NCCL x failed",
         "a",
         "step 1",
+        "ünicode",
+        "Ünicode",
+        "",
+        "\u212a",
+        "error \u017ftep 1",
     ]
-    + ["ünicode", "Ünicode", "", "\u212a", "error \u017ftep 1"]
 )
 
 
