@@ -260,7 +260,8 @@ def _incident_phases(run: Run, before: int, wall: int) -> dict[str, float]:
     return {
         "detect": at["detected"],
         "localize": at["localized"] - at["detected"],
-        "stop": at["stopped"] - at["localized"],
+        "capture": at["captured"] - at["localized"],
+        "stop": at["stopped"] - at["captured"],
         "assign": at["assigned"] - at["stopped"],
     }
 
@@ -298,7 +299,17 @@ def median(results: list[dict[str, float]], key: str) -> float:
 
 def show(title: str, results: dict[str, list[dict[str, float]]], trials: int) -> None:
     """Print one table of medians."""
-    keys = ["detect", "localize", "stop", "assign", "python", "imported", "group", "step"]
+    keys = [
+        "detect",
+        "localize",
+        "capture",
+        "stop",
+        "assign",
+        "python",
+        "imported",
+        "group",
+        "step",
+    ]
     print(f"\n{title}: medians, seconds since the signal (detect..assign: each phase's own span)")
     print(f"{'':<22}{'recovered':>10}" + "".join(f"{key:>10}" for key in keys))
     for name, rows in results.items():

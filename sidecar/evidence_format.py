@@ -47,6 +47,7 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _LOGIN: Final = re.compile(r"(?<=://)[^/@\s]+@")
+_STARTERS: Final = ("<frozen runpy>", "/runpy.py", "sidecar/workers/zygote.py")
 _DENIED: Final = re.compile(r"permission denied|operation not permitted", re.IGNORECASE)
 _CAUSE: Final = re.compile(r"^\s*(?:\d+:\s*)?(?P<text>.*\(os error \d+\))\s*$", re.MULTILINE)
 
@@ -85,7 +86,7 @@ def no_stacks(said: bytes) -> str:
 def _thread(item: Mapping[str, Any], pid: int) -> ThreadStack:
     name = str(item.get("thread_name") or "")
     number = item.get("os_thread_id")
-    frames = [_frame(frame) for frame in item["frames"]]
+    frames = [_frame(frame) for frame in _own(item["frames"])]
     if len(frames) > FRAMES_MAX:  # where it is, and how it came there
         half = FRAMES_MAX // 2
         left_out = f"... {len(frames) - 2 * half + 1} frames left out"
@@ -97,6 +98,14 @@ def _thread(item: Mapping[str, Any], pid: int) -> ThreadStack:
         active=item.get("active") is True,
         holds_gil=item.get("owns_gil") is True,
     )
+
+
+def _own(frames: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Leave out how a script was started, so that warm and cold workers stand in one place."""
+    end = len(frames)
+    while end > 1 and str(frames[end - 1].get("short_filename")).endswith(_STARTERS):
+        end -= 1
+    return frames[:end]
 
 
 def _frame(frame: Mapping[str, Any]) -> str:

@@ -125,6 +125,11 @@ def _tell(phase: str, incident: dict[str, Any], screen: Screen) -> None:
             screen.say(f"  detected: {incident['trigger']}")
         case "localized":
             screen.say(f"  culprit: {incident['finding']['why']}")
+        case "captured":
+            for group in incident["stack_groups"]:
+                if group["odd"]:
+                    who = ", ".join(str(rank) for rank in group["ranks"])
+                    screen.say(f"  apart from the others: rank {who} in {group['frames'][0]}")
         case "stopped":
             screen.say("  every node has stopped")
         case "decided":

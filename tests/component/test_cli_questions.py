@@ -20,13 +20,21 @@ from coordinator.incidents import (
     NodeFault,
     Outcome,
     RankMove,
+    StackGroup,
 )
 from coordinator.journal import Journal
 from coordinator.journal_format import DurableState
 from coordinator.phases import JobPhase
 from scout.hang import Phase, RankSnapshot
 from scout.verdict import Evidence
-from sidecar.api import CheckpointPointer, FaultKind, FaultReport, Scope
+from sidecar.api import (
+    CheckpointPointer,
+    FaultKind,
+    FaultReport,
+    ProcessFacts,
+    RankEvidence,
+    Scope,
+)
 from worker_shim.messages import RestartMode
 
 pytestmark = pytest.mark.component
@@ -83,6 +91,10 @@ def told_incident() -> Incident:
             evidence=(Evidence(surface="position", ranks=(1,), detail="one collective behind"),),
             dissent=(Evidence(surface="log", ranks=(0,), detail="timeout printed first"),),
         ),
+        stack_groups=(StackGroup(ranks=(1,), frames=(f"read (data.py:7) {HOSTILE}",), odd=True),
+                      StackGroup(ranks=(0,), frames=("all_reduce (d.py:1)",), odd=False)),
+        evidence={"1": RankEvidence(process=ProcessFacts(state="T", waits_in=HOSTILE))},
+        evidence_missing=("rank 1: no Flight Recorder",),
         decision=Decision(mode=RestartMode.PROCESS, reason="first hang of this kind",
                           exclude_nodes=("b",), backoff_s=1.5),
         checkpoints=(CheckpointChoice(prefix="model", step=40, path="/ckpt/40",
@@ -196,8 +208,14 @@ def test_explain_tells_everything_in_order(url: str, capsys: pytest.CaptureFixtu
         "model: step 40 at /ckpt/40, because newest that both ranks confirmed",
         "group rank 1: b -> c, because b is left out",
         "detected",
-        "+7.0 s",
+        "+9.0 s",
         "where every rank stood",
+        "culprit",
+        "what they did before the stop",
+        "odd  rank 1  read (data.py:7)",
+        "rank 0  all_reduce (d.py:1)",
+        "rank 1: state T, asleep in ",
+        "missing: rank 1: no Flight Recorder",
         "the culprit's last lines",
         "last words",
     ):

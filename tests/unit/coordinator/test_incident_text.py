@@ -16,9 +16,11 @@ from coordinator.incidents import (
     NodeFault,
     Outcome,
     RankMove,
+    StackGroup,
 )
+from scout.hang import RankSnapshot
 from scout.verdict import Evidence
-from sidecar.api import FaultKind, FaultReport, Scope
+from sidecar.api import FaultKind, FaultReport, ProcessFacts, RankEvidence, Scope
 from worker_shim.messages import RestartMode
 
 NOW = 1_800_000_000 * 1_000_000_000
@@ -42,6 +44,22 @@ def an_incident(text="rank 1 on node-1 was killed by SIGKILL (signal 9)") -> Inc
         world=("node-0", "node-1"),
         outcome=Outcome.RECOVERED,
         faults=(NodeFault(node="node-1", at_ns=NOW, report=report),),
+        snapshots=(
+            RankSnapshot(rank=0, node=text, local_rank=0, step=47, collective_seq=9),
+            RankSnapshot(rank=1, node=text, local_rank=0, step=47, collective_seq=8),
+        ),
+        stack_groups=(
+            StackGroup(ranks=(1,), frames=(text, *("outer",) * 40), odd=True),
+            StackGroup(ranks=(0,), frames=("all_reduce (d.py:1)",), odd=False),
+        ),
+        evidence={
+            "1": RankEvidence(
+                process=ProcessFacts(state="T", waits_in=text, memory_used_bytes=3 << 30),
+                environment={"NCCL_DEBUG": text},
+                flight_record=(text,),
+            )
+        },
+        evidence_missing=(f"node-9: {text}",),
         log_tails={"10": ("late",), "9": tuple(f"{text} {n}" for n in range(50))},
         finding=Finding(
             outcome="attributed",
@@ -109,12 +127,20 @@ def test_the_page_holds_every_part_of_a_postmortem():
         "Left out from now on: node-1.",
         "| model | 40 | /ckpt/40 | newest ",
         "| 1 | node-1 | node-9 | ",
+        "| **culprit** | 1 | rank 1 on node-1 was killed",
+        "| odd | rank 1 | rank 1 on node-1 was killed",
+        "Rank 1, apart from the others:\n\n    rank 1 on node-1 was killed",
+        "    ... and 29 outer frames\n",
+        "Rank 0:\n\n    all_reduce (d.py:1)\n",
+        "its control group uses 3.0 GiB and no limit.",
+        "    NCCL_DEBUG=rank 1 on node-1 was killed",
+        "What is missing:\n\n- node-9: rank 1 on node-1",
         "## Outcome\n\nrecovered in 2.0 s, 7 steps lost.",
         "    rank 1 on node-1 was killed by SIGKILL (signal 9) 49\n",
     ):
         assert part in page, part
     assert page.index("Rank 9:") < page.index("Rank 10:")
-    assert page.count("\n    rank 1") == TAIL_LINES_MAX
+    assert len(re.findall(r"^    rank 1 .* \d+$", page, re.MULTILINE)) == TAIL_LINES_MAX
 
 
 def test_foreign_text_cannot_act_on_its_reader():

@@ -68,6 +68,18 @@ def test_the_same_code_installed_elsewhere_gives_the_same_frame():
     assert stacks(dumped(one), PID) == stacks(dumped(two), PID)
 
 
+def test_a_warm_worker_stands_where_a_cold_one_does():
+    """After a spare stepped in, half of the ranks would look odd for how they were forked."""
+    warm, cold = a_thread(), a_thread()
+    for file in ("sidecar/workers/zygote.py", "<frozen runpy>"):
+        warm["frames"].append(
+            {"name": "main", "filename": file, "short_filename": file, "line": 49}
+        )
+    assert stacks(dumped(warm), PID) == stacks(dumped(cold), PID)
+    warm["frames"] = warm["frames"][-1:]
+    assert stacks(dumped(warm), PID)[0].frames == ("main (<frozen runpy>:49)",)
+
+
 def test_a_deep_stack_keeps_both_of_its_ends():
     """Where a rank is says nothing without how it came there."""
     (main,) = stacks(dumped(a_thread(depth=500)), PID)
