@@ -56,6 +56,9 @@ class _Step:
 class _Prefix:
     complete: dict[int, str] = field(default_factory=dict)
     pending: dict[int, _Step] = field(default_factory=dict)
+    begun_from: int = -1
+    """The step that the present generation began from.  Older ones that are not complete never
+    will be: nobody saves them again, and half of one must not be added to."""
 
 
 @dataclass(slots=True)
@@ -99,6 +102,8 @@ class CheckpointLedger:
         known = self._prefixes.setdefault(prefix, _Prefix())
         if step in known.complete:
             return None
+        if step <= known.begun_from:
+            return f"step {step} is not after step {known.begun_from}, which the run began from"
         entry = known.pending.setdefault(step, _Step())
         entry.ranks.update(rank for rank in ranks if rank >= 0)
         entry.paths.update(sorted(set(paths) - entry.paths)[: PATHS_KEPT_MAX - len(entry.paths)])
@@ -151,12 +156,15 @@ class CheckpointLedger:
         again, and half a checkpoint of each must never add up to a whole one.
         """
         self._generation = max(self._generation, generation)
-        chosen = {choice.prefix: choice.step for choice in choices}
+        chosen = {choice.prefix: choice for choice in choices}
         for prefix, known in self._prefixes.items():
-            step = chosen.get(prefix)
-            newest = -1 if step is None else step
+            choice = chosen.get(prefix)
+            newest = -1 if choice is None or choice.step is None else choice.step
             known.complete = {at: path for at, path in known.complete.items() if at <= newest}
-            known.pending = {at: entry for at, entry in known.pending.items() if at <= newest}
+            if choice is not None and choice.path is not None:
+                known.complete[newest] = choice.path
+            known.pending = {}
+            known.begun_from = newest
 
 
 def _choice(

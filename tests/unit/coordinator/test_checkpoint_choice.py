@@ -177,3 +177,13 @@ def test_the_chosen_step_was_confirmed_by_every_rank_and_is_the_newest(messages,
             and (not_after is None or step < not_after)
         ]
         assert choice.step == max(good, default=None)
+
+
+def test_an_abandoned_step_never_becomes_whole_by_late_words():
+    """A node that comes back with its old half would complete a checkpoint that nobody holds."""
+    ledger = a_ledger((10, range(WORLD - 1)), (20, range(WORLD)))
+    ledger.begin(2, ledger.choose(WORLD))
+    refused = ledger.confirm("model", 10, (WORLD - 1,), ("/ckpt/10",), generation=2)
+    assert refused is not None
+    assert ledger.complete(WORLD) == ()
+    assert chosen(ledger).step == 20
