@@ -242,7 +242,7 @@ ATTACHMENT: Final = _Attachment()
 
 def _open_session(environment: Mapping[str, str]) -> Session:
     path = environment.get(SOCKET_ENV) or None
-    if path is None:
+    if path is None and not environment.get(PROGRESS_PAGE_ENV):
         _log.warning(
             "outrider: not attached, %s is not set; training goes on without it", SOCKET_ENV
         )
@@ -266,6 +266,8 @@ def _open_session(environment: Mapping[str, str]) -> Session:
     if instruments is not None:
         instruments.install()
     client.start()
+    if path is None:  # an observer without a sidecar reads the page
+        return Session(client, instruments, steps, local_rank)
     unreachable = client.first_contact(ATTACH_S_MAX)
     if unreachable is not None:
         _log.warning(

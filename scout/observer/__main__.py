@@ -1,0 +1,7 @@
+"""``python -m scout.observer``: started by `start_observer`, with its configuration on stdin."""
+
+import sys
+
+from scout.observer.process import main
+
+sys.exit(main())
