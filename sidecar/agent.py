@@ -281,7 +281,9 @@ class AgentCore:
         for local_rank, pid in event.pids.items():
             self._workers.setdefault(local_rank, Worker()).pid = pid
         self._news = True
-        return [WatchLogs(generation=event.generation, rules=self._start.log_rules)]
+        size = self._start.nnodes * self.config.nproc_per_node
+        rules = self._start.log_rules
+        return [WatchLogs(generation=event.generation, rules=rules, world_size=size)]
 
     def _exited(self, event: WorkerExited, now: Instant) -> Sequence[Effect]:
         if event.generation != self._generation or self.state not in (

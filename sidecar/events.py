@@ -201,10 +201,14 @@ class KillWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLogs:
-    """Evaluate these rules (HyperPod field names) on the workers' output from now on."""
+    """Evaluate these rules (HyperPod field names) on the workers' output from now on.
+
+    ``world_size`` is the number of ranks in the job, for rules about its first or last one.
+    """
 
     generation: int
     rules: tuple[Mapping[str, object], ...]
+    world_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from sidecar.hardware.kernel_log import KernelLogCounters
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.hardware.xid import FATAL_CODES
 from sidecar.hardware_metrics import hardware_families
+from sidecar.logs.numbers import Extracted
 from sidecar.workers.ipc_server import ERROR_KINDS
 from worker_shim.messages import WORKER_MESSAGES
 
@@ -78,6 +79,9 @@ class NodeSources(Protocol):
 
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         """Return lines read, and matches by rule."""
+
+    def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
+        """Return rank -> the metrics that its output holds."""
 
     def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
         """Return what the kernel's log held, and the GPUs that are known."""
@@ -222,6 +226,7 @@ class NodeCollector(Collector):
         yield self._counter(
             "outrider_log_rule_matches", "Log lines that a rule matched.", "rule", matches
         )
+        yield from self._log_series()
         yield from self._kernel_log()
         for name, text, value in (
             ("outrider_log_lines", "Lines of worker output that were judged.", lines),
@@ -234,6 +239,24 @@ class NodeCollector(Collector):
             total = CounterMetricFamily(name, text, labels=(JOB,))
             total.add_metric((self._job,), value)
             yield total
+
+    def _log_series(self) -> Iterator[Metric]:
+        values: _Values = {}
+        steps: _Values = {}
+        for rank, series in self._sources.log_series().items():
+            for name, one in series.items():
+                values[str(rank), name] = one.value
+                if one.step is not None:
+                    steps[str(rank), name] = float(one.step)
+        yield self._gauge(
+            "outrider_log_metric",
+            "A metric as the rank's newest line prints it; step_time in seconds.",
+            ("rank", "metric"),
+            values,
+        )
+        yield self._gauge(
+            "outrider_log_metric_step", "The step of that line.", ("rank", "metric"), steps
+        )
 
     def _kernel_log(self) -> Iterator[Metric]:
         kernel, gpus = self._sources.kernel_log_counters()

@@ -50,6 +50,9 @@ class Unwrapper:
 
 def unwrapper_for(first_line: bytes) -> Unwrapper | None:
     """Return what takes a file apart that begins so, or None: its lines are what they are."""
+    first_line = first_line.removesuffix(b"\r")
+    if b"\r" in first_line:
+        return None
     if _CRI.fullmatch(first_line):
         return Unwrapper(_cri)
     if first_line.startswith(_DOCKER_START) and _docker(first_line) is not None:
@@ -59,7 +62,7 @@ def unwrapper_for(first_line: bytes) -> Unwrapper | None:
 
 def may_be_wrapped(beginning: bytes) -> bool:
     """Return whether a first line that begins so may be a runtime's; it is not whole yet."""
-    if b"\r" in beginning:  # a progress bar; it may never end its line
+    if b"\r" in beginning[:-1]:  # a progress bar; it may never end its line
         return False
     return _DOCKER_START.startswith(beginning[: len(_DOCKER_START)]) or bool(
         _CRI_START.fullmatch(beginning[: len(b"2024-01-01T")])

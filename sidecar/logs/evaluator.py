@@ -152,6 +152,11 @@ class LogEvaluator:
         self.phases.end(name, now)
         self._node.changes += 1
 
+    @property
+    def rank(self) -> int:
+        """The rank in the job whose output this is."""
+        return self._place.rank
+
     # --- what it knows ------------------------------------------------------------------------
 
     def states(self) -> dict[str, LogState]:

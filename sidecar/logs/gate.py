@@ -17,8 +17,8 @@ from sidecar.logs.block import Block
 from sidecar.logs.literals import shape_of
 from sidecar.logs.patterns import Pattern, compile_re2
 
-GATED_MIN: Final = 4
-"""For fewer rules a pass of its own costs more than it saves."""
+GATED_MIN: Final = 12
+"""For fewer rules a pass of its own costs more than it saves: finding one literal is cheap."""
 LEARNED_BLOCKS: Final = 8
 """After so many blocks that it found something in, the gate leaves out what is found most."""
 FREQUENT: Final = 0.5
@@ -36,10 +36,14 @@ class _Built:
 
 
 class Gate:
-    """The patterns of one set of rules, by their place in it.  Threads may share it."""
+    """The patterns of one set of rules, by their place in it.  Threads may share it.
 
-    def __init__(self, patterns: Sequence[Pattern]) -> None:
+    With fewer than ``least`` that it could rule out, everything passes.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern], least: int = 1) -> None:
         self._patterns = tuple(patterns)
+        self._least = least
         self._blocks = 0
         self._found = [0] * len(self._patterns)
         self._built = self._build(
@@ -78,7 +82,7 @@ class Gate:
 
     def _build(self, always: frozenset[int]) -> _Built:
         gated = [index for index in range(len(self._patterns)) if index not in always]
-        if len(gated) < GATED_MIN:
+        if len(gated) < self._least:
             return _Built(frozenset(range(len(self._patterns))), None, None, ())
         which = re2.Set.SearchSet()
         texts: list[str] = []
@@ -98,7 +102,7 @@ class Gate:
 @functools.lru_cache(maxsize=32)
 def gate_of(patterns: tuple[Pattern, ...]) -> Gate:
     """Return the gate of these very patterns: the ranks of a node share one."""
-    return Gate(patterns)
+    return Gate(patterns, GATED_MIN)
 
 
 def _writable(literal: bytes) -> bool:

@@ -84,7 +84,7 @@ class LineSplitter:
         self._begun = True
         data = data.removeprefix(_BYTE_ORDER_MARK)
         if end >= 0:
-            self._unwrapper = unwrapper_for(data[:end].rstrip(b"\r"))
+            self._unwrapper = unwrapper_for(data.partition(b"\n")[0])
         return data if self._unwrapper is None else self._unwrapped(data)
 
     def _unwrapped(self, data: bytes) -> bytes:

@@ -35,6 +35,7 @@ SILENT_READS: Final = 40
 """A file is silent after so many reads without news: two seconds."""
 SAVE_PERIOD: Final = seconds(1.0)
 """How often places are kept; what a restarted sidecar reads twice is at most this much."""
+POSITIONS_NAME: Final = "log-positions.json"
 TAIL_LINES_MAX: Final = 50
 TAIL_LINE_CHARS_MAX: Final = 400
 """Tails travel to the coordinator and are read by people."""
@@ -107,8 +108,8 @@ class LogWatcher:
         self,
         emit: Callable[[LogFinding], None],
         clock: Callable[[], Instant],
-        poll_s: float = POLL_S,
         positions: Path | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
         self._emit = emit
         self._clock = clock
@@ -185,8 +186,8 @@ class LogWatcher:
         return {rank.local_rank: rank.evaluator.states() for rank in self._ranks}
 
     def series(self) -> dict[int, dict[str, Extracted]]:
-        """Return each local rank's metrics, as its newest lines give them."""
-        return {rank.local_rank: dict(rank.evaluator.series) for rank in self._ranks}
+        """Return each rank's metrics, by its rank in the job, as its newest lines give them."""
+        return {rank.evaluator.rank: dict(rank.evaluator.series) for rank in self._ranks}
 
     # --- in the thread --------------------------------------------------------------------
 

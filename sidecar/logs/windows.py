@@ -99,8 +99,8 @@ class Points:
         limit, words = self.limit, _WORDS[self.limit.operator]
         if limit.basis == "ratioToMedian":
             return (
-                f"{words} {limit.threshold:g} times the median of the last {len(self._history) - 1}"
-                f" points ({self._against:g})"
+                f"{words} {limit.threshold:g} times the median of the points "
+                f"before it ({self._against:g})"
             )
         if limit.basis == "changePerPoint":
             return (

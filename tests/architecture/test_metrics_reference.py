@@ -15,6 +15,7 @@ from sidecar.api import AgentState, StatusReport
 from sidecar.hardware.health import HardwareHealth
 from sidecar.hardware.kernel_log import KernelLogCounters
 from sidecar.hardware.snapshot import HealthSnapshot
+from sidecar.logs.numbers import Extracted
 from sidecar.metrics import NodeCollector, NodeCounters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +97,9 @@ class FreshNode:
 
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         return 0, {}
+
+    def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
+        return {}
 
     def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
         return KernelLogCounters(), ()
