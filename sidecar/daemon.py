@@ -44,7 +44,8 @@ from sidecar.hardware.kernel_log import KernelLogCounters
 from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.inspection import by_rank
-from sidecar.logs.tail import LogWatcher
+from sidecar.logs.numbers import Extracted
+from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
 from sidecar.startup import (
     SidecarError,
@@ -131,7 +132,7 @@ class _Sidecar:
             helpers=lambda: self._warm.pids | self._evidence.pids | self._hardware.helpers,
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
-        self._logs = LogWatcher(self.put, monotonic)
+        self._logs = LogWatcher(self.put, monotonic, socket_path.with_name(POSITIONS_NAME))
         exposition = Exposition(NodeCollector(config.job, agent_version(), self))
         self.metrics = exposition.text
         self._api = ApiServer(
@@ -309,11 +310,10 @@ class _Sidecar:
         self._launcher.kill(effect.generation, effect.grace_s)
 
     def _watch_logs(self, effect: WatchLogs) -> None:
-        files = {
-            local_rank: (found.stdout, found.stderr)
-            for local_rank, found in self._launcher.log_files(effect.generation).items()
-        }
-        self._logs.watch(effect.generation, effect.rules, files)
+        written = self._launcher.log_files(effect.generation)
+        files = {local_rank: (one.stdout, one.stderr) for local_rank, one in written.items()}
+        ranks, size = self._pages.ranks(), effect.world_size
+        self._logs.watch(effect.generation, effect.rules, files, ranks=ranks, world_size=size)
 
     def _inspect(self, effect: TakeInspection) -> None:
         ranks, now = self._pages.ranks(), monotonic()
@@ -374,6 +374,10 @@ class _Sidecar:
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         """Return lines read, and matches by rule."""
         return self._logs.counters.lines, self._logs.counters.rule_matches
+
+    def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
+        """Return rank -> the metrics that its output holds."""
+        return self._logs.series()
 
     def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
         """Return what the kernel's log held, and the GPUs that are known."""
