@@ -5,13 +5,12 @@ a bare spec and the whole Kubernetes resource (``apiVersion``, ``kind``, ``metad
 are read.  It knows nothing of nodes; `coordinator.settings` is what the core gets of it.
 """
 
-import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-import re2
 from msgspec import Meta
 
 from coordinator.escalation import RestartPolicy
@@ -19,6 +18,7 @@ from coordinator.membership import NODES_MAX
 from coordinator.settings import JobSettings
 from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
 from coordinator.wording import one_line
+from sidecar.logs.rules import RuleError, parse_rules
 
 SPEC_BYTES_MAX: Final = 1 << 20
 """Largest spec file; etcd takes no larger object either."""
@@ -64,37 +64,6 @@ class RestartPolicySpec(
     scale_up_snooze_time_in_seconds: Count | None = None
 
 
-class LogRule(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
-):
-    """One log rule, as the HyperPod agent names its fields.  Patterns are RE2 expressions."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
-    log_pattern: Pattern
-    expected_start_cut_off_in_seconds: Seconds | None = None
-    expected_recurring_frequency_in_seconds: Seconds | None = None
-    metric_threshold: float | None = None
-    operator: Literal["gt", "lt", "eq", "gteq", "lteq"] | None = None
-    metric_evaluation_data_points: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    stop_pattern: Pattern | None = None
-    fault_on_match: bool = False
-
-    def __post_init__(self) -> None:
-        groups = _groups("logPattern", self.log_pattern)
-        if self.stop_pattern is not None:
-            _groups("stopPattern", self.stop_pattern)
-        if (self.metric_threshold is None) != (self.operator is None):
-            raise refusal("metricThreshold", "it goes together with operator; one is missing")
-        if self.metric_threshold is None:
-            if self.metric_evaluation_data_points is not None:
-                raise refusal("metricEvaluationDataPoints", "it needs metricThreshold and operator")
-            return
-        if not math.isfinite(self.metric_threshold):
-            raise refusal("metricThreshold", "it must be a finite number")
-        if groups == 0:
-            raise refusal("logPattern", "it needs a group, like (\\d+), that holds the metric")
-
-
 class RunPolicy(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
@@ -109,18 +78,17 @@ class RunPolicy(
     ttl_seconds_after_finished: Annotated[int, Meta(ge=-1)] | None = None
     suspend: bool = False
     workload_mode: str | None = None
-    log_monitoring_configuration: tuple[LogRule, ...] = ()
+    log_monitoring_configuration: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if self.suspend:
             raise refusal("suspend", "a job cannot be held back here; start it later instead")
-        names = [rule.name for rule in self.log_monitoring_configuration]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise refusal(
-                "logMonitoringConfiguration",
-                f"two rules are called {one_line(twice)!r}; give each its own name",
-            )
+        try:
+            parse_rules(self.log_monitoring_configuration)
+        except RuleError as error:
+            index = _place(self.log_monitoring_configuration, error.rule)
+            field = f"logMonitoringConfiguration[{index}].{error.field}"
+            raise refusal(field, error.reason) from error
 
 
 class ProgressPolicy(
@@ -202,10 +170,7 @@ class JobSpec(
 
     def log_rules(self) -> tuple[dict[str, Any], ...]:
         """Return the log rules under their written names, without what was left out."""
-        rules = msgspec.to_builtins(self.run_policy.log_monitoring_configuration)
-        return tuple(
-            {key: value for key, value in rule.items() if value is not None} for rule in rules
-        )
+        return self.run_policy.log_monitoring_configuration
 
     def settings(self, nproc: int | None = None) -> JobSettings:
         """Return what the core needs; ``nproc`` is the command line's number of workers."""
@@ -343,17 +308,7 @@ def _workers(value: int | str) -> int | None:
     return value if 1 <= value <= NPROC_MAX else None
 
 
-def _groups(name: str, pattern: str) -> int:
-    """Return the number of groups of an RE2 ``pattern``.  Raises a `refusal`."""
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        compiled = re2.compile(pattern, options=options)
-    except re2.error as error:
-        cause = error.args[0] if error.args else error
-        reason = cause.decode(errors="replace") if isinstance(cause, bytes) else str(cause)
-        raise refusal(
-            name,
-            f"not a valid RE2 expression, {one_line(reason)} (in {one_line(repr(pattern), 80)})",
-        ) from error
-    return int(compiled.groups)
+def _place(rules: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Return where the refused rule stands; one without a name is told by its place."""
+    places = [index for index, rule in enumerate(rules) if rule.get("name") == name]
+    return places[-1] if places else int(name.removeprefix("#")) - 1

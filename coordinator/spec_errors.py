@@ -21,7 +21,9 @@ _TOKEN: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING: Final = re.compile(r"^Object missing required field `(.*)`$")
 _EXPECTED: Final = re.compile(r"^Expected (?P<wanted>.*?)(?:, got `(?P<found>\w+)`)?$", re.DOTALL)
-_OWN: Final = re.compile(r"^(?P<field>[a-z][A-Za-z]*): (?P<reason>.*)$", re.DOTALL)
+_OWN: Final = re.compile(
+    r"^(?P<field>[a-z][A-Za-z]*(?:\[\d+\]\.[A-Za-z]+)?): (?P<reason>.*)$", re.DOTALL
+)
 """How a type's own check names the field it refuses; see `refusal`."""
 _KINDS: Final[Mapping[str, str]] = {
     "array": "a list",

@@ -67,6 +67,16 @@ def test_a_bare_spec_gets_every_default():
     assert settings.log_rules == ()
 
 
+def test_our_own_rule_fields_are_read_as_well():
+    """A job whose rules need them could not be submitted at all."""
+    rule = (
+        "{name: Spike, logPattern: 'loss (?P<loss>\\S+)', metric: loss, operator: gt,"
+        " ratioToMedian: 3, windowDataPoints: 50, violationsInWindow: 3}"
+    )
+    (read,) = parse_job_spec(with_rule(rule), "job.yaml").settings().log_rules
+    assert read["ratioToMedian"] == 3
+
+
 def test_the_kubernetes_resource_is_read_as_it_is():
     """People bring the file they have; a rewrite would be the first thing to go wrong."""
     for kind in ("HyperPodPyTorchJob", "HyperPodPytorchJob"):
@@ -183,27 +193,36 @@ def test_every_refusal_names_file_field_and_reason(more, sentence):
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("{name: a, logPattern: '(?=x)'}", "logPattern: not a valid RE2 expression, invalid perl"),
-        ("{name: a, logPattern: '(x'}", "logPattern: not a valid RE2 expression, missing )"),
-        ("{name: a, logPattern: x, stopPattern: '*'}", "stopPattern: not a valid RE2"),
-        ("{name: a, logPattern: (x), operator: gt}", "it goes together with operator"),
-        ("{name: a, logPattern: (x), metricThreshold: 2}", "it goes together with operator"),
+        (
+            "{name: a, logPattern: '(?=x)'}",
+            "[0].logPattern: RE2 does not take it: invalid perl operator",
+        ),
+        ("{name: a, logPattern: '(x'}", "[0].logPattern: RE2 does not take it: missing )"),
+        ("{name: a, logPattern: x, stopPattern: '*'}", "[0].stopPattern: RE2 does not take it"),
+        ("{name: a, logPattern: (x), operator: gt}", "[0].operator: it means nothing without"),
+        ("{name: a, logPattern: (x), metricThreshold: 2}", "it means nothing without operator"),
         ("{name: a, logPattern: (x), metricThreshold: '2', operator: gt}", "but is the text '2'"),
         ("{name: a, logPattern: (x), metricThreshold: .nan, operator: gt}", "a finite number"),
         (
             "{name: a, logPattern: x, metricThreshold: 2, operator: gt}",
-            "logPattern: it needs a gro",
+            "[0].logPattern: a threshold needs a group",
         ),
-        ("{name: a, logPattern: (x), metricThreshold: 2, operator: '>'}", "must be one of eq, gt"),
-        ("{name: a, logPattern: x, metricEvaluationDataPoints: 3}", "needs metricThreshold"),
+        (
+            "{name: a, logPattern: (x), metricThreshold: 2, operator: '>'}",
+            "must be one of gt, lt, eq, gteq, lteq",
+        ),
+        (
+            "{name: a, logPattern: x, metricEvaluationDataPoints: 3}",
+            "it means nothing without metricThreshold",
+        ),
         ("{name: a, logPattern: x, faultOnMatch: 'false'}", "must be true or false, but is the te"),
         (
             "{name: a, logPattern: x, expectedRecurringFrequencyInSeconds: 0}",
-            "must be a number > 0",
+            "must be a number of seconds above 0",
         ),
         ("{name: a, logPatern: x}", "did you mean logPattern?"),
-        ("{name: a}", "[0].logPattern: this field is required"),
-        ("{name: a, logPattern: x}, {name: a, logPattern: y}", "two rules are called 'a'"),
+        ("{name: a}", "[0].logPattern: it is missing"),
+        ("{name: a, logPattern: x}, {name: a, logPattern: y}", "[1].name: another rule has it"),
     ],
 )
 def test_a_log_rule_that_would_never_fire_is_refused(rule, words):
