@@ -102,12 +102,22 @@ def stage_suspects(
         it
         for it in ranks
         if (ns := spent.get(it.rank, 0)) > 0
+        and not _may_wait_inside(it)
         and ns >= (absolute_ns if it.phase_limit_ns is None else it.phase_limit_ns)
         and ns > ratio * usual
     ]
     least = min((spent[it.rank] for it in suspects), default=0)
     clear = [ns for ns in spent.values() if ratio * ns < least]
     return suspects if 2 * len(clear) > len(set(electorate)) else []
+
+
+def _may_wait_inside(it: RankSnapshot) -> bool:
+    """Return whether a rank may stand in a collective within its stage, as checkpoints end in one.
+
+    A loader issues none.
+    """
+    told = bool(it.groups) or it.phase is Phase.DATA
+    return not told or any(group.inside for group in it.groups)
 
 
 def _spent_ns(it: RankSnapshot, stage: Phase) -> int:

@@ -208,7 +208,11 @@ def test_a_silent_rank_is_named_with_what_was_last_seen_of_it():
 
 def fetching(number, seconds, phase=Phase.DATA):
     return rank(
-        number, phase=phase, phase_started_age_ns=seconds * SECOND, progress_age_ns=seconds * SECOND
+        number,
+        at(9, inside=False),
+        phase=phase,
+        phase_started_age_ns=seconds * SECOND,
+        progress_age_ns=seconds * SECOND,
     )
 
 
