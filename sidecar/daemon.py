@@ -61,7 +61,7 @@ from sidecar.workers.ipc_server import SocketPathError, WorkerServer
 from sidecar.workers.launcher import Launcher
 from sidecar.workers.pages import ProgressPages, tick_pages
 from sidecar.workers.ports import PortError, ReservedPort, reserve_port
-from sidecar.workers.processes import ancestors, uses_torch
+from sidecar.workers.processes import ancestors
 from sidecar.workers.warm_pool import WarmPool
 
 __all__ = ["SidecarError", "run_sidecar"]
@@ -164,8 +164,8 @@ class _Sidecar:
         self._driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))
         self._spawn_task(self._uplink.run())
         self._spawn_task(tick_pages(self._pages, self._saw_progress))
-        if self._config.spare:
-            self._warm_up()
+        if self._config.spare and self._config.warm_workers:
+            self._warm.begin(self._config.warm_modules)
         self._spawn_task(self._hardware.run())
         self._spawn_task(self._launcher.collect_strays())
         log.info("node %s: API on %s:%d", self._config.node_name, self._config.http_host, http_port)
@@ -270,14 +270,10 @@ class _Sidecar:
 
     def _saw_progress(self, event: ProgressObserved) -> None:
         # After the first step, what the job loads is loaded, and a core can be spared.
-        stepped = any(seen.step is not None for seen in event.ranks)
-        if stepped and not self._warm.begun and any(map(uses_torch, self._launcher.pids())):
-            self._warm_up()
+        if self._config.warm_workers and any(seen.step is not None for seen in event.ranks):
+            pids, modules = self._launcher.pids(), self._config.warm_modules
+            self._warm.stepped(event.generation, pids, modules)
         self.put(event)
-
-    def _warm_up(self) -> None:
-        if self._config.warm_workers:
-            self._warm.begin(self._config.warm_modules)
 
     def _heard_launcher(self, event: Event) -> None:
         if isinstance(event, WorkerExited):

@@ -24,7 +24,8 @@ from sidecar.hardware.kernel_sources import KernelSource, open_source
 from sidecar.logs.follow import FollowCounters
 
 KMSG: Final = Path("/dev/kmsg")
-POLL_S: Final = 0.1
+POLL_S: Final = 0.2
+"""A fault is told this soon; a worker's death asks at once."""
 NOTES_MAX: Final = 64
 """Recent findings kept for evidence."""
 NOTES_SHOWN_S: Final = 300.0

@@ -1,13 +1,14 @@
 """Reads every worker's output as it grows and tells what the rules find in it.
 
-Decides nothing: `sidecar.logs.evaluator` does.  One asyncio task polls; all reading and searching
-happens in one thread beside the loop, which RE2 leaves free to go on meanwhile.
+Decides nothing: `sidecar.logs.evaluator` does.  All polling, reading and searching happens in one
+thread beside the loop, which RE2 leaves free to go on meanwhile and which is woken for news only.
 """
 
 import asyncio
 import contextlib
 import logging
 import resource
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,17 @@ class _Rank:
         return tuple(line for line in shown if line)[-TAIL_LINES_MAX:]
 
 
+@dataclass(slots=True)
+class _Watch:
+    """One generation's output and where its reading stands."""
+
+    generation: int
+    ranks: tuple[_Rank, ...]
+    open_max: int
+    saved_at: Instant
+    turn: int = 0
+
+
 class LogWatcher:
     """The output of one node's workers.  ``emit`` is called on the event loop.
 
@@ -118,6 +130,8 @@ class LogWatcher:
         self._ranks: tuple[_Rank, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-tail")
+        self._wanted = threading.Event()
+        """Set when something else is to be done in the thread."""
         self.counters = TailCounters()
 
     def watch(
@@ -156,7 +170,7 @@ class LogWatcher:
             self._task.cancel()
         if self._ranks:
             # In the same thread, after a read that may be under way.
-            self._thread.submit(_close, self._ranks)
+            self._submit(_close, self._ranks)
         self._ranks, self._task = (), None
 
     def close(self) -> None:
@@ -169,13 +183,13 @@ class LogWatcher:
         for rank in self._ranks:
             if rank.local_rank == local_rank:
                 begin = rank.evaluator.begin_phase
-                self._thread.submit(begin, name, seconds(limit_s), self._clock())
+                self._submit(begin, name, seconds(limit_s), self._clock())
 
     def end_phase(self, local_rank: int, name: str) -> None:
         """The worker says that the phase is over."""
         for rank in self._ranks:
             if rank.local_rank == local_rank:
-                self._thread.submit(rank.evaluator.end_phase, name, self._clock())
+                self._submit(rank.evaluator.end_phase, name, self._clock())
 
     def tails(self) -> dict[int, tuple[str, ...]]:
         """Return each local rank's last lines, both streams, oldest first."""
@@ -188,6 +202,10 @@ class LogWatcher:
     def series(self) -> dict[int, dict[str, Extracted]]:
         """Return each rank's metrics, by its rank in the job, as its newest lines give them."""
         return {rank.evaluator.rank: dict(rank.evaluator.series) for rank in self._ranks}
+
+    def _submit(self, work: Callable[..., None], *arguments: object) -> None:
+        self._thread.submit(work, *arguments)
+        self._wanted.set()
 
     # --- in the thread --------------------------------------------------------------------
 
@@ -223,6 +241,22 @@ class LogWatcher:
             for local_rank, (stdout, stderr) in files.items()
         )
 
+    def _poll(self, watch: _Watch) -> list[tuple[int, LogVerdict]]:
+        """Read until there is something to tell, or something else to do in this thread."""
+        while True:
+            found = self._read(watch.ranks, watch.turn, watch.open_max)
+            watch.turn += 1
+            now = self._clock()
+            if self._positions is not None and now >= after(watch.saved_at, SAVE_PERIOD):
+                watch.saved_at = now
+                self._save(watch.generation, watch.ranks)
+            behind = any(rank.behind for rank in watch.ranks)
+            if self._wanted.wait(0 if behind or found else self._poll_s):
+                self._wanted.clear()
+                return found
+            if found:
+                return found
+
     def _read(
         self, ranks: tuple[_Rank, ...], turn: int, open_max: int
     ) -> list[tuple[int, LogVerdict]]:
@@ -255,19 +289,16 @@ class LogWatcher:
         loop = asyncio.get_running_loop()
         ranks = self._ranks = await loop.run_in_executor(self._thread, prepare)
         open_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        turn, saved = 0, self._clock()
-        while True:
-            found = await loop.run_in_executor(self._thread, self._read, ranks, turn, open_max)
-            for local_rank, verdict in found:
-                self.counters.findings += 1
-                self._emit(_finding(generation, local_rank, verdict))
-            now = self._clock()
-            if self._positions is not None and now >= after(saved, SAVE_PERIOD):
-                await loop.run_in_executor(self._thread, self._save, generation, ranks)
-                saved = now
-            turn += 1
-            behind = any(rank.behind for rank in ranks)
-            await asyncio.sleep(0 if behind else self._poll_s)
+        watch = _Watch(generation, ranks, open_max, self._clock())
+        try:
+            while True:
+                for local_rank, verdict in await loop.run_in_executor(
+                    self._thread, self._poll, watch
+                ):
+                    self.counters.findings += 1
+                    self._emit(_finding(generation, local_rank, verdict))
+        finally:
+            self._wanted.set()  # the thread must not poll on for nobody
 
 
 def _places(

@@ -20,6 +20,8 @@ PR_SET_PTRACER: Final = 0x59616D61
 
 ANCESTORS_MAX: Final = 64
 """Generations that are followed; pids that are given anew while we look cannot make a circle."""
+STAT_BYTES_MAX: Final = 4096
+"""A name of 64 bytes and some fifty numbers need a quarter of it."""
 GONE: Final = "X"
 """Process state letter of a process that does not exist."""
 
@@ -63,12 +65,9 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 def read_process(pid: int) -> ProcessInfo | None:
     """Return what the kernel says about ``pid``, or None when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    rest = _stat_fields(pid)
+    if rest is None:
         return None
-    # The name stands in parentheses and may itself hold blanks and parentheses.
-    rest = text[text.rfind(")") + 2 :].split()
     return ProcessInfo(
         pid=pid,
         state=rest[0],
@@ -81,8 +80,24 @@ def read_process(pid: int) -> ProcessInfo | None:
 
 def process_state(pid: int) -> str:
     """Return the state letter of ``pid``, `GONE` when it does not exist."""
-    info = read_process(pid)
-    return GONE if info is None else info.state
+    rest = _stat_fields(pid)
+    return GONE if rest is None else rest[0]
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return what stands behind the name in ``/proc/<pid>/stat``; asked many times a second."""
+    try:
+        handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(handle, STAT_BYTES_MAX)
+    except OSError:  # it ended since
+        return None
+    finally:
+        os.close(handle)
+    # The name stands in parentheses and may itself hold blanks and parentheses.
+    return text[text.rfind(b")") + 2 :].decode("ascii", errors="replace").split()
 
 
 def all_processes() -> dict[int, ProcessInfo]:

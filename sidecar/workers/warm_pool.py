@@ -13,12 +13,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.workers.processes import die_with_parent
+from sidecar.workers.processes import die_with_parent, uses_torch
 from sidecar.workers.zygote import LENGTH
 
 DEFAULT_MODULES: Final = ("torch", "torch._dynamo", "torch.distributed.tensor")
@@ -61,6 +61,7 @@ class WarmPool:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ready = False
+        self._looked_at: int | None = None
         self.begun = False
 
     @property
@@ -72,6 +73,14 @@ class WarmPool:
     def pids(self) -> frozenset[int]:
         """Return the processes that belong to the pool and are nobody's orphans."""
         return frozenset() if self._process is None else frozenset({self._process.pid})
+
+    def stepped(self, generation: int, pids: Iterable[int], modules: Sequence[str]) -> None:
+        """Begin if the workers of ``generation`` use torch: once one has stepped, it is loaded."""
+        if self.begun or self._looked_at == generation:
+            return
+        self._looked_at = generation
+        if any(map(uses_torch, pids)):
+            self.begin(modules)
 
     def begin(self, modules: Sequence[str] = DEFAULT_MODULES) -> None:
         """Start importing ``modules``, unless that was done before or cannot help."""
