@@ -16,7 +16,9 @@ from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.lost_peer import is_victim, only_waited
 from coordinator.wording import one_line, rank_list
 from scout import hang
+from scout.desync import desync
 from scout.hang import RankSnapshot
+from scout.mismatch import judge_messages
 from scout.verdict import Agree, Attributed, Evidence, Inconclusive
 from sidecar.api import FaultKind
 
@@ -146,6 +148,26 @@ def _spoken(case: FaultCase) -> Finding | None:
     return None
 
 
+def _mismatch(case: FaultCase) -> Finding | None:
+    """Name who was in another collective by torch's own messages, each of which tells of two."""
+    lines = [line for fault in case.of(FaultKind.CRASH) for line in fault.report.evidence]
+    verdict = judge_messages(lines, range(case.world_size))
+    return _from_verdict(case, verdict, ()) if isinstance(verdict, Attributed) else None
+
+
+def _desync(case: FaultCase) -> Finding | None:
+    """Name who was in another collective when the others crashed in theirs.
+
+    Two buffers that do not fit make a communication library end the healthy side.
+    """
+    if not case.world or not case.of(FaultKind.CRASH):
+        return None
+    verdict = desync(case.snapshots)
+    if not isinstance(verdict, Attributed) or 2 * len(verdict.ranks) > case.world_size:
+        return None
+    return _from_verdict(case, verdict, case.of(*_STALLS))
+
+
 def _stall(case: FaultCase) -> Finding | None:
     stalls = case.of(*_STALLS)
     if not case.world or not (stalls or case.snapshots):
@@ -193,8 +215,10 @@ _RULES: Final[tuple[_Rule, ...]] = (
     _person,
     _hardware,
     _non_finite,
+    _mismatch,
     _crash,
     _spoken,
+    _desync,
     _stall,
     _lost_peers_only,
 )
@@ -247,14 +271,18 @@ def _from_verdict(case: FaultCase, verdict: Attributed, stalls: Sequence[NodeFau
             rank=rank,
             local_rank=rank % case.nproc,
             gpu=None,
-            reason=_stall_reason(kind, snapshot),
+            reason=_stall_reason(kind, snapshot, mine),
         ),
         evidence=mine,
         dissent=tuple(item for item in verdict.evidence if item not in mine) + reports,
     )
 
 
-def _stall_reason(kind: FaultKind, snapshot: RankSnapshot | None) -> str:
+def _stall_reason(
+    kind: FaultKind, snapshot: RankSnapshot | None, evidence: Sequence[Evidence]
+) -> str:
+    if any(item.surface == "collective" for item in evidence):
+        return f"{kind}: it is in another collective than the others"
     state = None if snapshot is None else _PROCESS_STATES.get(snapshot.process_state or "")
     return str(kind) if state is None else f"{kind}: {state}"
 

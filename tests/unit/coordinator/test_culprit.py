@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from coordinator.culprit import damaged_at, judge
 from coordinator.incidents import NodeFault
 from coordinator.lost_peer import is_victim
-from scout.hang import Phase, RankSnapshot
+from scout.hang import GroupPosition, Phase, RankSnapshot
 from sidecar.api import ExitCause, FaultKind, FaultReport, Scope
 
 MS = 1_000_000
@@ -332,6 +332,42 @@ def test_a_stall_without_snapshots_convicts_nobody():
     assert finding.culprit is None
     assert finding.why
     assert len(finding.evidence) >= 2
+
+
+def in_collective(rank, print_, **more) -> RankSnapshot:
+    """Return a rank inside one collective of the whole job."""
+    group = GroupPosition(
+        name="0", ranks=(0, 1, 2, 3), seq=9, op="all_reduce", fingerprint=print_, inside=True
+    )
+    return a_snapshot(rank, groups=(group,), progress_age_ns=200 * MS, **more)
+
+
+ENFORCE = (
+    "what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:446] "
+    "op.preamble.length <= op.nbytes. 262144 vs 4"
+)
+
+
+def test_who_sends_too_much_is_named_and_not_the_one_that_aborts_of_it():
+    """The healthy receiver is the first to die."""
+    finding = judged(
+        a_crash(1, ENFORCE, signal=6),
+        snapshots=[in_collective(rank, 8 if rank == 2 else 7) for rank in range(4)],
+    )
+    assert named(finding) == ("node-2", 2)
+    assert finding.basis == "majority"
+    assert finding.culprit.reason.endswith("it is in another collective than the others")
+
+
+def test_torchs_own_comparison_names_the_minority():
+    """Every rank crashes with it, and whoever crashed first would be called the culprit."""
+    line = (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank {} is running "
+        "collective: CollectiveFingerPrint(SequenceNumber=9, OpType=ALLREDUCE), but Rank 2 is "
+        "running collective: CollectiveFingerPrint(SequenceNumber=9, OpType=BROADCAST)."
+    )
+    crashes = [a_crash(rank, line.format(rank), ms=rank) for rank in (0, 1, 3)]
+    assert named(judged(*crashes)) == ("node-2", 2)
 
 
 # --- properties ---------------------------------------------------------------------------------
