@@ -35,9 +35,10 @@ CLAIM: Final = struct.Struct("=QQ")
 """The writer's process id and start time; zeroes while nobody has opened the page to write."""
 CLAIM_AT: Final = 64
 
-PROGRESS: Final = struct.Struct("=11Q")
+PROGRESS: Final = struct.Struct("=12Q")
 """sequence, step, phase, phase started, collective + 1, fingerprint + 1, progress, limit,
-group, what (see `pack_what`), inside a collective since (0: not inside one)."""
+group, what (see `pack_what`), inside a collective since (0: not inside one), and its count in the
+group + 1 (0: not known)."""
 PROGRESS_CHECKED: Final = struct.Struct(f"={PROGRESS.size}sI")
 PROGRESS_SLOTS: Final = (128, 256)
 

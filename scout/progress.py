@@ -200,6 +200,7 @@ class PageWriter:
         group: int = 0,
         what: int = 0,
         since_ns: int = 0,
+        count: int = 0,
     ) -> None:
         """Publish the words as they stand on the page (see `scout.page_layout`), for speed."""
         sequence = self._published + 1
@@ -215,6 +216,7 @@ class PageWriter:
             group,
             what,
             since_ns,
+            count,
         )
         PROGRESS_CHECKED.pack_into(
             self._memory, PROGRESS_SLOTS[sequence & 1], body, zlib.crc32(body)
@@ -286,7 +288,9 @@ class PageReader:
         )
         if said is None:
             return blank
-        _, step, phase, started, collective, fingerprint, progress_ns, limit, _, what, since = said
+        _, step, phase, started, collective, fingerprint, progress_ns, limit, _, what, since, _ = (
+            said
+        )
         said_seq = _known(collective)
         beat_is_later = said_seq is None or (beat_ns is not None and beat_ns >= progress_ns)
         return replace(
@@ -310,7 +314,11 @@ class PageReader:
 def _positions(
     beat: Sequence[int] | None, said: Sequence[int] | None, names: Mapping[int, GroupName]
 ) -> tuple[GroupPosition, ...]:
-    """Return the sampled groups.  That it came out, the training thread says earlier."""
+    """Return the sampled groups.
+
+    That it went into a collective or came out of it, the training thread says earlier, and a
+    process that died of it is never sampled again.
+    """
     if beat is None:
         return ()
     positions: list[GroupPosition] = []
@@ -318,7 +326,10 @@ def _positions(
         named = names.get(group)
         if named is None or not count:
             continue
-        has_left = said is not None and said[8] == group and not said[10]
+        is_own = said is not None and said[8] == group
+        is_inside_now = said[10] != 0 if said is not None and is_own else is_inside(what)
+        if said is not None and is_own and is_inside_now and said[11] > count:
+            count, fingerprint, what = said[11], said[5], said[9]  # noqa: PLW2901 - a later word
         positions.append(
             GroupPosition(
                 name=named.name,
@@ -326,7 +337,7 @@ def _positions(
                 seq=count - 1,
                 fingerprint=_known(fingerprint) or 0,
                 op=operation_of(what),
-                inside=is_inside(what) and not has_left,
+                inside=is_inside_now and (not is_own or is_inside(what)),
             )
         )
     return tuple(positions)
