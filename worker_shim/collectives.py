@@ -140,7 +140,7 @@ class CollectiveWatch(Watcher):
         self._within.add(threading.get_ident())
         position.inside = True
         return self._track.enter_collective(
-            position.group, position.fingerprint, position.operation
+            position.group, position.fingerprint, position.operation, position.settled
         )
 
     def _issued(self, group: Any, work: Any, call: _Call | None) -> None:

@@ -57,6 +57,7 @@ class Track:
         self._detail = 0
         self._declared: list[Before] = []
         self._group = 0
+        self._count = 0
         self._fingerprint = 0
         self._operation = 0
         self._since_ns = 0
@@ -135,12 +136,13 @@ class Track:
     # --- collectives ----------------------------------------------------------------------
 
     def enter_collective(
-        self, group: int, fingerprint: int | None, operation: int
+        self, group: int, fingerprint: int | None, operation: int, count: int | None = None
     ) -> tuple[int, int] | None:
         """Say that the training thread is inside a collective from now on."""
         if _thread() != self.thread:
             return None
         self._group, self._operation = group, operation
+        self._count = 0 if count is None else count + 1
         self._fingerprint = 0 if fingerprint is None else fingerprint + 1
         before = (self._phase, self._started_ns)
         self._since_ns = _now()
@@ -179,6 +181,7 @@ class Track:
                 self._group,
                 self._what,
                 self._since_ns,
+                self._count,
             )
         except (ValueError, struct.error) as error:
             self.silence()
