@@ -71,6 +71,7 @@ class LogEvaluator:
         self._silence = Silence(now, self._place, self._node, self.phases)
         self._joins = any(watch.rule.join_indented for watch in self._watches)
         self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
+        self._timed = tuple(watch for watch in self._watches if watch.rule.is_timed)
         self._records: dict[int, IndentedRecords] = {}
         self._on_extracted = on_extracted
         self._on_hits = on_hits
@@ -94,6 +95,7 @@ class LogEvaluator:
         self._phase_rules += [rule for rule in rules if rule.phase is not None]
         self._joins = any(watch.rule.join_indented for watch in self._watches)
         self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
+        self._timed = tuple(watch for watch in self._watches if watch.rule.is_timed)
         self._looked_at = -1
 
     # --- lines ------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class LogEvaluator:
                 verdicts += self._judge_joined(pending, now)
         if self._looked_at == self._node.changes and (self._due is None or now < self._due):
             return verdicts
-        for watch in self._watches:
+        for watch in self._timed:
             self._silence.recover(watch)
             deadline = self._silence.deadline(watch)
             if deadline is not None and now >= deadline:
@@ -320,7 +322,7 @@ class LogEvaluator:
     # --- silence ------------------------------------------------------------------------------
 
     def _next_deadline(self) -> Instant | None:
-        deadlines = (self._silence.deadline(watch) for watch in self._watches)
+        deadlines = (self._silence.deadline(watch) for watch in self._timed)
         return min((at for at in deadlines if at is not None), default=None)
 
 

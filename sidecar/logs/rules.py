@@ -99,6 +99,11 @@ class LogRule:
     join_indented: bool = False
     phase: Phase | None = None
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its silence can say anything."""
+        return self.start_cut_off is not None or self.recurring is not None
+
 
 def parse_rules(rules: Iterable[Mapping[str, object]]) -> tuple[LogRule, ...]:
     """Return the rules of a job.  Raises `RuleError` for the first that cannot be used."""
