@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,6 +22,9 @@ RECORD_BYTES_MAX: Final = 8192
 """A /dev/kmsg record is read whole or not at all; the kernel's own limit is 8 KiB."""
 RECORDS_MAX: Final = 1000
 """Records of one read, so that a flooded kernel log cannot keep the thread."""
+REOPEN_S_MIN: Final = 0.2
+REOPEN_S_MAX: Final = 5.0
+"""Bounds of the back-off while the device fails: once it is well, it is read again in seconds."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 CURSOR_BYTES_MAX: Final = 1024
 
@@ -101,26 +105,29 @@ class KernelDevice:
         self._cursor = None if cursor is None else Cursor(cursor)
         self._fd: int | None = None
         self._trouble = ""
+        self._reopen_at = 0.0
+        self._reopen_s = REOPEN_S_MIN
+        self._opened = False
         self._after: int | None = None
+        self._skipped: int | None = None
         self._seen: int | None = None
         self.missing = True
         self.behind = False
 
     def read(self) -> list[KernelLine | Mark]:
         """Return the records that came since the last read."""
+        found: list[KernelLine | Mark] = []
+        if self._fd is None and time.monotonic() < self._reopen_at:
+            return found
         try:
             if self._fd is None:
-                self._fd = self._open()
-            return self._records(self._fd)
+                self._fd = self._open(found)
+            self._take_records(self._fd, found)
         except OSError as error:
-            self._counters.read_errors += 1
-            self.missing, self.behind = True, False
-            self.close()
-            reason = error.strerror or str(error)
-            if reason != self._trouble:
-                self._trouble = reason
-                _LOG.warning("%s cannot be read, trying on: %s", self._path, reason)
-            return []
+            self._fail(error)
+        else:
+            self.missing, self._trouble, self._reopen_s = False, "", REOPEN_S_MIN
+        return found  # what was read before a failure counts too
 
     def judged(self) -> None:
         """Keep the place, so that a restarted process goes on from here."""
@@ -133,24 +140,41 @@ class KernelDevice:
             os.close(self._fd)
         self._fd = None
 
-    def _open(self) -> int:
+    def _fail(self, error: OSError) -> None:
+        """Say that nothing is read, and look again later, ever less often."""
+        self._counters.read_errors += 1
+        self.missing, self.behind = True, False
+        self.close()
+        self._reopen_at = time.monotonic() + self._reopen_s
+        self._reopen_s = min(2 * self._reopen_s, REOPEN_S_MAX)
+        reason = error.strerror or str(error)
+        if reason != self._trouble:
+            self._trouble = reason
+            _LOG.warning("%s cannot be read, trying on: %s", self._path, reason)
+
+    def _open(self, found: list[KernelLine | Mark]) -> int:
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if self._seen is not None:
             self._after = self._seen  # opened again after trouble: go on where we were
+        elif self._opened:
+            found.append(Mark.GAP)  # what was written during the trouble is not known
         elif self._cursor is not None:
             self._after = self._cursor.load()
+        self._opened = True
         # From the first record that is left, if we know which ones were judged already.
         os.lseek(fd, 0, os.SEEK_END if self._after is None else os.SEEK_SET)
         return fd
 
-    def _records(self, fd: int) -> list[KernelLine | Mark]:
-        found: list[KernelLine | Mark] = []
-        count = 0
-        while count < RECORDS_MAX:
+    def _take_records(self, fd: int, found: list[KernelLine | Mark]) -> None:
+        for _ in range(RECORDS_MAX):
             try:
                 record = os.read(fd, RECORD_BYTES_MAX)
             except BlockingIOError:
-                break
+                if self._place_is_unknown():
+                    self._begin_again(fd, found)
+                    continue
+                self.behind = False
+                return
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
@@ -158,14 +182,22 @@ class KernelDevice:
                 self._counters.read_errors += 1
                 found.append(Mark.GAP)
                 continue
-            if not record:
-                break
-            count += 1
+            if not record:  # the kernel's own device waits instead of ending
+                raise OSError(errno.ENODATA, "it ends, which the kernel's own log never does")
             found += self._record(record.decode(errors="replace"))
             self._counters.bytes_read += len(record)
             self._counters.lines += 1
-        self.missing, self.behind, self._trouble = False, count == RECORDS_MAX, ""
-        return found
+        self.behind = True
+
+    def _place_is_unknown(self) -> bool:
+        """Return whether the log ends before the record that was judged last."""
+        return None not in (self._after, self._skipped) and self._skipped != self._after
+
+    def _begin_again(self, fd: int, found: list[KernelLine | Mark]) -> None:
+        """Read all that is left: the place that was kept is one of another log."""
+        found.append(Mark.GAP)
+        self._after = self._skipped = None
+        os.lseek(fd, 0, os.SEEK_SET)
 
     def _record(self, record: str) -> list[KernelLine | Mark]:
         sequence = record[:64].split(",", 2)[1:2]
@@ -173,7 +205,7 @@ class KernelDevice:
         if seq is not None:
             before, self._after = self._after, None
             if before is not None and seq <= before:
-                self._after = before
+                self._after, self._skipped = before, seq
                 return []  # judged before this process was started again
             self._seen = seq
             if before is not None and seq > before + 1:
