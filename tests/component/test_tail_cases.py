@@ -13,6 +13,7 @@ import pytest
 from scout.clock import Instant
 from sidecar.api import FaultKind
 from sidecar.events import LogFinding
+from sidecar.logs.evaluator import LogState
 from sidecar.logs.follow import FollowCounters, FollowedFile
 from sidecar.logs.tail import READS_MAX, LogWatcher
 
@@ -195,6 +196,47 @@ def test_c21_standard_error_is_judged_by_the_same_rules(tmp_path):
         append(node.files[0][1], "step: 3 loss: 1.5\nRuntimeError: CUDA out of memory\n")
         assert (await node.found())[0].rule in {"Oom", "CudaOutOfMemory"}
         assert node.watcher.series()[0]["loss"].value == 1.5
+
+    play(scenario, Node(tmp_path))
+
+
+def test_a66_another_attempt_is_followed_in_its_own_file_and_begins_anew(tmp_path):
+    """The watch would stay with a file that nobody writes, or call a resumed step a fault."""
+    rule = {
+        "name": "Step",
+        "logPattern": r"step: (?P<step>\d+)  loss:  (?P<loss>\S+)",
+        "expectedRecurringFrequencyInSeconds": 600,
+        "operator": "gt",
+        "metricThreshold": 2.0,
+        "metricEvaluationDataPoints": 3,
+    }
+
+    def attempt(number: int) -> Path:
+        folder = tmp_path / "run42" / f"attempt_{number}" / "3"
+        folder.mkdir(parents=True)
+        return folder
+
+    async def scenario(node: Node) -> None:
+        first, second = attempt(0), attempt(1)
+        node.files = {0: (first / "stdout.log", first / "stderr.log")}
+        node.watch(rule)
+        append(first / "stdout.log", "step: 99  loss:  2.4\nstep: 100  loss:  2.5\n")
+        await node.read(2)
+        node.files = {0: (second / "stdout.log", second / "stderr.log")}
+        node.watch(rule, generation=2)
+        # What a worker of the first attempt still writes is not this attempt's.
+        append(first / "stdout.log", "step: 101  loss:  9.9\n")
+        append(second / "stdout.log", "step: 90  loss:  2.6\n")
+        await until(lambda: node.watcher.tails() == {0: ("step: 90  loss:  2.6",)})
+        assert node.watcher.series()[0]["loss"].step == 90
+        assert node.watcher.states()[0]["Step"] is LogState.HEALTHY
+        # Two points of the first attempt and one of the second are no row of three.
+        append(second / "stdout.log", "step: 91  loss:  2.6\n")
+        await until(lambda: node.watcher.series()[0]["loss"].step == 91)
+        assert node.findings == []
+        append(second / "stdout.log", "step: 92  loss:  2.6\n")
+        (finding,) = await node.found()
+        assert (finding.generation, finding.step) == (2, 92)
 
     play(scenario, Node(tmp_path))
 

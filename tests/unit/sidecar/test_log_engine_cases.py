@@ -11,6 +11,8 @@ from sidecar.api import FaultKind
 from sidecar.logs.block import block_of
 from sidecar.logs.defaults import default_rules
 from sidecar.logs.evaluator import LogEvaluator, LogState
+from sidecar.logs.library.catalogue import entries
+from sidecar.logs.library.reading import readings
 from sidecar.logs.lines import LineSplitter
 from sidecar.logs.prefixes import origin, without_prefix
 from sidecar.logs.rules import parse_rules, usable_rules
@@ -283,6 +285,40 @@ def test_c26_silence_is_a_hang_whatever_else_is_printed():
         watched.line("GPU utilisation 100 %, power 40 %", at(second))
     (hang,) = watched.timer(at(311))
     assert (hang.kind, hang.step) == (FaultKind.LOG_HANG, 7)
+
+
+def test_a64_a_silence_before_a_lost_peer_is_told_and_stays_told():
+    """The two hours in which nothing came are the early sign; the last line alone hides them."""
+    step = {
+        "name": "Step",
+        "logPattern": r"at epoch \d+, step at (?P<step>\d+), loss=(?P<loss>\S+)",
+        "expectedRecurringFrequencyInSeconds": 600,
+    }
+    watched = LogEvaluator((*parse_rules([step]), *default_rules()), at(0))
+    history, found = [], []
+
+    def show(second: float, text: str | None = None) -> None:
+        new = watched.timer(at(second)) if text is None else watched.line(text, at(second))
+        found.extend(new)
+        state = watched.states()["Step"]
+        if not history or history[-1][1] is not state:
+            history.append((second, state))
+
+    show(0, "Total loss at epoch 5, step at 58800, loss=35.70")
+    show(95, "Total loss at epoch 5, step at 58900, loss=35.72")
+    for second in range(100, 7295, 5):
+        show(second)
+    show(7295, "Total loss at epoch 5, step at 59000, loss=35.75")
+    lost = "gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.31]:38032"
+    show(7300, f"RuntimeError: [../third_party/{lost}")
+    assert history == [(0, S.HEALTHY), (695, S.HANGING), (7295, S.HEALTHY)]
+    # One finding, with its own time; the lost peer is the other end's fault and convicts nobody.
+    assert [(one.rule, one.kind, one.step) for one in found] == [
+        ("Step", FaultKind.LOG_HANG, 58900)
+    ]
+    assert watched.matches["GlooPeerGone"] == 1
+    (read,) = readings(lost, [entries()["GlooPeerGone"]])
+    assert (read.entry.fault_class, read.fields) == ("lost-peer", {"peer_ip": "192.0.2.31"})
 
 
 def test_c28_only_a_new_step_is_progress():
