@@ -5,14 +5,12 @@ passes `cell` or `line`: a terminal sequence in a log must not move somebody's c
 """
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Iterable
 from typing import Any, Final
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
@@ -81,31 +79,3 @@ def span(value_s: float | None) -> str:
 def many(number: int, noun: str) -> str:
     """Return ``1 node`` or ``3 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def start_logging(*, verbose: bool) -> None:
-    """Send log lines to standard error: coloured for a person, plain for a file."""
-    handler: logging.Handler
-    if sys.stderr.isatty():
-        handler = RichHandler(
-            console=Console(stderr=True, highlight=False, emoji=False),
-            show_path=False,
-            markup=False,
-            log_time_format="%H:%M:%S",
-        )
-        handler.setFormatter(_OneLine("%(message)s"))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True
-    )
-    logging.getLogger("asyncio").setLevel(logging.INFO)
-
-
-class _OneLine(logging.Formatter):
-    """A record is one line, except for the traceback of a bug."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        record.message = one_line(record.message, 2_000)
-        return super().formatMessage(record)

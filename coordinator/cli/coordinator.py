@@ -16,8 +16,8 @@ from coordinator.cli.arguments import (
     read_token,
     seconds,
 )
-from coordinator.cli.console import start_logging
 from coordinator.cli.errors import UserError
+from coordinator.cli.log_lines import start_logging
 
 if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
     from coordinator.settings import JobSettings

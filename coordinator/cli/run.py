@@ -19,7 +19,6 @@ import msgspec
 
 from coordinator.cli.arguments import DEFAULT_PORT, add_target, port, read_token
 from coordinator.cli.client import Client
-from coordinator.cli.console import start_logging
 from coordinator.cli.coordinator import (
     add_job,
     add_state_dir,
@@ -28,6 +27,7 @@ from coordinator.cli.coordinator import (
     worded,
 )
 from coordinator.cli.errors import TERMINATED, UNREACHABLE, UserError
+from coordinator.cli.log_lines import start_logging
 
 if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
     from sidecar.config import NodeConfig

@@ -5,8 +5,8 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.cli.console import start_logging
 from coordinator.cli.errors import TERMINATED, UserError
+from coordinator.cli.log_lines import start_logging
 
 if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
     from sidecar.config import NodeConfig

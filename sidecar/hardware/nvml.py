@@ -1,21 +1,24 @@
 """Which GPUs this node has, asked of NVIDIA's management library.
 
 Decides nothing, and least of all health: an empty inventory says why it is empty.  The library
-may be absent or stuck, so it is asked in a thread of its own with a time limit.
+may be absent or stuck, so another process asks it, which can be killed; a thread of this one that
+hung in the driver could not.
 """
 
-import queue
+import ctypes
 import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sidecar.hardware.xid import normalise_pci
+from sidecar.hardware.nvml_crew import OTHERS_FROM
+from sidecar.hardware.nvml_process import NvmlProcess
+from sidecar.hardware.pci import normalise_pci
 
 ANSWER_MAX_S: Final = 5.0
 """A healthy driver answers in milliseconds; one that is resetting a device may never."""
-
-_ABSENT: Final = 12
-"""NVML's number for "the library is not there"; a driver that is not loaded may yet come."""
+LIBRARY: Final = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,59 +48,43 @@ class GpuInventory:
 
 def list_gpus(timeout_s: float = ANSWER_MAX_S) -> GpuInventory:
     """Return this node's GPUs.  Blocks for at most ``timeout_s``; call it in a worker thread."""
-    answers: queue.SimpleQueue[GpuInventory] = queue.SimpleQueue()
-    # A daemon thread: one that never comes back from the driver must not hold up the exit.
-    threading.Thread(target=lambda: answers.put(_ask()), name="nvml-list", daemon=True).start()
     try:
-        return answers.get(timeout=timeout_s)
-    except queue.Empty:
-        return GpuInventory(reason=f"NVML did not answer within {timeout_s:g} s", present=True)
-
-
-def _ask() -> GpuInventory:
+        ctypes.CDLL(LIBRARY)  # asks no driver
+    except OSError:
+        return GpuInventory(reason=f"{LIBRARY} is not on this node")
+    deadline = time.monotonic() + timeout_s
+    spoken = threading.Event()
+    helper = NvmlProcess({"others": OTHERS_FROM}, lambda _urgent: spoken.set())
     try:
-        import pynvml  # noqa: PLC0415 - absent on nodes that have no use for it
-    except ImportError as error:
-        return GpuInventory(reason=f"the package nvidia-ml-py is not installed: {error}")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        present = error.value != _ABSENT
-        return GpuInventory(reason=f"NVML is not available: {error}", present=present)
-    try:
-        return _list(pynvml)
-    except pynvml.NVMLError as error:
-        reason = f"NVML does not say how many GPUs there are: {error}"
-        return GpuInventory(reason=reason, present=True)
+        while True:
+            ended = helper.ended
+            for message in helper.take():
+                if "hello" in message:
+                    return _inventory(message["hello"])
+                if "failed" in message:
+                    reason = f"NVML is not available: {message['failed'][1]}"
+                    return GpuInventory(reason=reason, present=True)
+            if ended:
+                return GpuInventory(reason=f"the NVML helper {helper.exit_text}", present=True)
+            if not spoken.wait(max(0.0, deadline - time.monotonic())):
+                reason = f"NVML did not answer within {timeout_s:g} s"
+                return GpuInventory(reason=reason, present=True)
+            spoken.clear()
     finally:
-        _shut_down(pynvml)
+        helper.kill()
 
 
-def _list(nvml: Any) -> GpuInventory:
+def _inventory(devices: Sequence[Mapping[str, Any]]) -> GpuInventory:
     gpus: list[GpuIdentity] = []
     troubles: list[str] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            address = _text(nvml.nvmlDeviceGetPciInfo(handle).busId)
-        except nvml.NVMLError as error:
-            troubles.append(f"GPU {index} does not answer: {error}")
+    for device in devices:
+        index = device["id"] - OTHERS_FROM
+        if "error" in device:
+            troubles.append(f"GPU {index} does not answer: {device['error'][1]}")
             continue
-        pci = normalise_pci(address)
+        pci = normalise_pci(device["pci"])
         if pci is None:
-            troubles.append(f"GPU {index} has an address that is none: {address!r}")
+            troubles.append(f"GPU {index} has an address that is none: {device['pci']!r}")
             continue
-        gpus.append(GpuIdentity(index=index, uuid=uuid, pci=pci))
+        gpus.append(GpuIdentity(index=device["index"], uuid=device["uuid"], pci=pci))
     return GpuInventory(gpus=tuple(gpus), reason="; ".join(troubles), present=True)
-
-
-def _shut_down(nvml: Any) -> None:
-    try:
-        nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return  # nothing is held that the next question would need
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -2,12 +2,12 @@
 
 Runs in the helper process: the standard library and the library's own bindings only.  Decides
 which error means "this device does not have that"; never whether a number is good or bad.  The
-names are those of `sidecar.hardware.readings.Metric`.
+names are those of `sidecar.hardware.readings.Metric`.  No dataclass here: that module alone, with
+all that it imports, is a seventh of the helper's memory.
 """
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import pynvml
@@ -34,26 +34,30 @@ FIELD_LINK_ERRORS: Final = 219
 """Errors that were left after forward error correction, of links that no longer count CRCs."""
 
 
-@dataclass(slots=True)
 class Answers:
     """One round of queries.  ``lost`` is set when the driver says that the device is gone."""
 
-    values: dict[str, float] = field(default_factory=dict)
-    unsupported: list[str] = field(default_factory=list)
-    errors: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: dict[str, dict[int, int]] = field(default_factory=dict)
-    lost: str = ""
+    __slots__ = ("errors", "links", "lost", "unsupported", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.unsupported: list[str] = []
+        self.errors: dict[str, tuple[int, str]] = {}
+        self.links: dict[str, dict[int, int]] = {}
+        self.lost = ""
 
 
-@dataclass(slots=True)
 class Target:
     """One device of this process, with what was learned about what it does not have."""
 
-    handle: Handle
-    rounds: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    links: tuple[int, ...] = ()
-    links_are_counted: bool = True
+    __slots__ = ("handle", "links", "links_are_counted", "rounds", "skipped")
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.rounds = 0
+        self.skipped: dict[str, int] = {}
+        self.links: tuple[int, ...] = ()
+        self.links_are_counted = True
 
 
 Query: TypeAlias = Callable[[Handle], dict[str, float]]
