@@ -6,6 +6,7 @@ the limit ends it, because the next frame's start can then no longer be trusted.
 """
 
 import json
+import math
 import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -68,15 +69,40 @@ class Decoder:
         return out
 
 
+class _RefusedError(ValueError):
+    """JSON that two readers may understand differently, or not at all."""
+
+
 def _decode(payload: bytes) -> dict[str, Any] | BadFrame:
     if not payload:
         return BadFrame(reason="frame is empty")
     try:
-        message = json.loads(payload.decode())
+        message = json.loads(
+            payload.decode(),
+            object_pairs_hook=_object,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
     except UnicodeDecodeError:
         return BadFrame(reason="frame is not UTF-8")
+    except _RefusedError as error:
+        return BadFrame(reason=f"frame is not plain JSON: {error}")
     except (ValueError, RecursionError) as error:
         return BadFrame(reason=f"frame is not JSON: {type(error).__name__}")
     if not isinstance(message, dict):
         return BadFrame(reason=f"frame is a JSON {type(message).__name__}, not an object")
     return message
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise _RefusedError("a key stands twice in one object")
+    return made
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _RefusedError("a number is not finite")
+    return value

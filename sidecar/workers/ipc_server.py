@@ -10,12 +10,15 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+import orjson
 
 from sidecar.codec import InvalidMessageError, from_plain
 from sidecar.events import WorkerSpoke
@@ -108,15 +111,17 @@ class WorkerServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_number = 1
         self._server: asyncio.Server | None = None
+        self._bound: tuple[int, int] | None = None
 
     async def start(self) -> None:
-        """Listen.  Raises `SocketPathError` when a live sidecar already does, or `OSError`."""
+        """Listen.  Raises `SocketPathError` when the path is somebody else's, or `OSError`."""
         await _clear_stale(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # The mode stands before anybody can connect: bound, narrowed, then listening.
             listener.bind(str(self.path))
+            self._bound = _identity(self.path)
             self.path.chmod(0o600)
             listener.setblocking(False)
             self._server = await asyncio.start_unix_server(self._accepted, sock=listener)
@@ -134,7 +139,8 @@ class WorkerServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.path.unlink(missing_ok=True)
+        if _identity(self.path) == self._bound:  # another sidecar's may stand there by now
+            self.path.unlink(missing_ok=True)
 
     def send(self, connection: int, reply: SidecarReply) -> bool:
         """Send ``reply``; False when the connection is gone or does not read its replies."""
@@ -235,6 +241,11 @@ def check_socket_path(path: Path) -> None:
 def _understand(connection: _Connection, frame: dict[str, Any]) -> tuple[Envelope, WorkerMessage]:
     seq = frame.get("seq")
     reply_to = seq if isinstance(seq, int) else None
+    try:
+        orjson.dumps(frame)
+    except orjson.JSONEncodeError as error:
+        # What is let in is told to the coordinator, and what cannot be would end that telling.
+        raise _RefusedError(kind=INVALID, reason=str(error), reply_to=reply_to) from None
     kind = frame.get("type")
     cls = WORKER_MESSAGES.get(kind) if isinstance(kind, str) else None
     if cls is None:
@@ -280,7 +291,15 @@ def _peer_pid(writer: asyncio.StreamWriter) -> int:
 
 
 async def _clear_stale(path: Path) -> None:
-    """Remove the socket of a sidecar that was killed; refuse when one still listens."""
+    """Remove the socket of a sidecar that was killed; refuse what is anybody else's."""
+    try:
+        mode = path.lstat().st_mode  # noqa: ASYNC240 - one system call
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):  # a file refuses a connection too, and is not ours to remove
+        raise SocketPathError(
+            f"{path} exists and is no socket; move it away, or choose another runDir (--run-dir)"
+        )
     try:
         _, writer = await asyncio.open_unix_connection(str(path))
     except FileNotFoundError:
@@ -292,3 +311,11 @@ async def _clear_stale(path: Path) -> None:
     raise SocketPathError(
         f"another sidecar listens on {path}; stop it, or choose another runDir (--run-dir)"
     )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

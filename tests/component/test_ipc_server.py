@@ -20,6 +20,7 @@ from sidecar.workers.ipc_server import (
     SocketPathError,
     WorkerServer,
 )
+from worker_shim.client import Client as WorkerClient
 from worker_shim.framing import FRAME_BYTES_MAX, Decoder, encode
 from worker_shim.messages import (
     Ack,
@@ -31,6 +32,7 @@ from worker_shim.messages import (
     RestartMode,
     worker_frame,
 )
+from worker_shim.session import Outbox
 
 pytestmark = pytest.mark.component
 
@@ -134,6 +136,30 @@ def test_a_client_of_the_hyperpod_agent_is_understood(tmp_path):
         (frame(b"\xff\xfe"), "not UTF-8"),
         (frame(b"[1, 2]"), "not an object"),
         (frame(b"{nonsense"), "not JSON"),
+        pytest.param(frame(b"\xff"), "not UTF-8", id="C74-one-byte"),
+        pytest.param(frame(b'{"loss": NaN}'), "not finite", id="C74-nan"),
+        pytest.param(frame(b'{"step": 1e999}'), "not finite", id="C74-huge"),
+        pytest.param(frame(b'{"step": 1, "step": 2}'), "stands twice", id="C74-twice"),
+        pytest.param(frame(b"[" * 100_000), "not JSON: RecursionError", id="C74-nested"),
+        pytest.param(
+            frame(b'{"a":' * 900 + b"1" + b"}" * 900), "Recursion limit", id="C74-nested-less"
+        ),
+        pytest.param(
+            frame(
+                b'{"type": "job_fault", "client_id": "c", "seq": 7, "local_rank": 1,'
+                b' "reason": "\\ud800"}'
+            ),
+            "surrogates not allowed",
+            id="C74-half-a-character",
+        ),
+        pytest.param(
+            frame(
+                b'{"type": "ckpt_info_update", "client_id": "c", "seq": 7, "local_rank": 1,'
+                b' "prefix": "p", "path": "/c", "step": 1180591620717411303424}'
+            ),
+            "exceeds 64-bit",
+            id="C74-wide",
+        ),
         (frame(b'{"type": "no_such_thing"}'), "unknown type"),
         (frame(b'{"type": ["init"]}'), "unknown type"),
         (frame(b'{"type": "heartbeat", "client_id": "c"}'), "local_rank"),
@@ -175,6 +201,29 @@ def test_a_frame_above_the_limit_ends_its_connection_and_no_other(tmp_path):
             assert "above the limit" in answer["reason"]
             assert await bad.answer() is None
             assert (await good.ask(said(Heartbeat(local_rank=1))))["type"] == "ack"
+
+    asyncio.run(scenario())
+
+
+def test_c72_a_frame_that_stops_half_way_is_waited_for_and_its_rest_completes_it(tmp_path):
+    """Whatever is read as the next length is garbage, and so is every one after it."""
+
+    async def scenario() -> None:
+        async with Served(tmp_path / "s") as served:
+            slow, other = await served.connect(), await served.connect()
+            whole = said(JobFault(local_rank=1, reason="r" * 200))
+            slow.writer.write(whole[:44])
+            for _ in range(5):  # the slow one holds up nobody
+                assert (await other.ask(said(Heartbeat(local_rank=1))))["type"] == "ack"
+                await asyncio.sleep(0.05)
+            assert served.server.messages == {"heartbeat": 5}
+            assert await slow.ask(whole[44:]) == {"type": "ack", "reply_to": 7}
+            assert await slow.ask(said(Heartbeat(local_rank=1), seq=8)) == {
+                "type": "ack",
+                "reply_to": 8,
+            }
+            assert served.server.messages["job_fault"] == 1
+            assert served.server.errors.total() == 0
 
     asyncio.run(scenario())
 
@@ -245,7 +294,7 @@ def test_a_path_that_the_system_cannot_hold_is_refused_with_the_way_out(tmp_path
         WorkerServer(tmp_path / ("x" * 100), lambda _: None, lambda _: None)
 
 
-def test_the_socket_of_a_killed_sidecar_is_taken_over_and_that_of_a_live_one_is_not(tmp_path):
+def test_c69_the_socket_of_a_killed_sidecar_is_taken_over_and_that_of_a_live_one_is_not(tmp_path):
     """A node could not restart its sidecar, or two would fight for one set of workers."""
     path = tmp_path / "s"
     script = f"import socket; socket.socket(socket.AF_UNIX).bind({str(path)!r})"
@@ -257,6 +306,69 @@ def test_the_socket_of_a_killed_sidecar_is_taken_over_and_that_of_a_live_one_is_
             with pytest.raises(SocketPathError, match="another sidecar listens"):
                 await Served(path).server.start()
             assert path.exists()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_c69_what_is_no_socket_is_never_removed(tmp_path, kind):
+    """A run directory that was chosen wrongly would cost somebody a file."""
+    path, target = tmp_path / "s", tmp_path / "kept"
+    target.write_text("data")
+    match kind:
+        case "file":
+            path.write_text("data")
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(target)
+
+    async def scenario() -> None:
+        with pytest.raises(SocketPathError, match="is no socket; move it away, or choose another"):
+            await Served(path).server.start()
+
+    before = path.lstat()
+    asyncio.run(scenario())
+    assert path.lstat() == before
+    assert target.read_text() == "data"
+
+
+def test_c69_a_socket_that_took_this_ones_place_outlives_it(tmp_path):
+    """A sidecar that ends late would cut its successor off from all its workers."""
+    path = tmp_path / "s"
+
+    async def scenario() -> None:
+        first, second = Served(path), Served(path)
+        await first.server.start()
+        path.unlink()  # a clean-up of old files
+        async with second:
+            await first.server.close()
+            client = await second.connect()
+            assert (await client.ask(said(Heartbeat(local_rank=1))))["type"] == "ack"
+
+    asyncio.run(scenario())
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("size", [108, 130, 4000])
+def test_c67_a_worker_whose_sockets_path_is_too_long_says_so_and_trains_on(size, tmp_path):
+    """A path cut to what fits would lead to another job's sidecar."""
+    path = tmp_path / "pods" / ("x" * size)
+    short = tmp_path / "pods" / ("x" * (107 - len(str(tmp_path / "pods" / "x")) + 1))
+    outbox = Outbox(client_id="c", generation=3, local_rank=1, pid=os.getpid())
+
+    async def scenario() -> None:
+        short.parent.mkdir()
+        async with Served(short) as served:
+            assert len(os.fsencode(short)) == 107
+            client = WorkerClient(str(path), outbox, lambda _: None)
+            client.start()
+            reason = await asyncio.to_thread(client.first_contact, PATIENCE_S)
+            client.close(0.1)
+            client.release()
+            assert reason == "AF_UNIX path too long"
+            assert served.spoken == []
+            assert await (await served.connect()).ask(said(Heartbeat(local_rank=1)))
 
     asyncio.run(scenario())
 

@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,20 @@ def test_a_run_that_cannot_work_is_one_line_before_anything_starts(
     (tmp_path / SCRIPT).write_text("")
     assert words in complaint(capsys, ["run", *argv], 2)
     assert [path.name for path in tmp_path.iterdir()] == [SCRIPT]
+
+
+def test_c67_a_temporary_folder_too_deep_for_a_socket_is_one_line_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Pods have such folders, and "AF_UNIX path too long" in a traceback helps nobody."""
+    deep = tmp_path / "pods" / ("0" * 36) / "volumes" / ("v" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / SCRIPT).write_text("")
+    text = complaint(capsys, ["run", "--standalone", SCRIPT], 2)
+    assert "the system allows 107; choose a shorter runDir (--run-dir)" in text
+    assert list(deep.iterdir()) == []
 
 
 def test_the_command_after_the_script_is_the_scripts_own() -> None:

@@ -32,6 +32,14 @@ def test_any_cut_of_the_stream_gives_the_same_messages(messages, size):
     assert heard == messages
 
 
+def test_c71_a_header_in_two_pieces_and_two_frames_in_one_are_cut_where_they_end():
+    """A frame read too early, or a length that begins in the middle, spoils all that follow."""
+    decoder = Decoder()
+    pieces = ("0000", "000e7b2261223a", "20312c2262223a327d00000008", "7b2263223a20317d")
+    heard = [decoder.feed(bytes.fromhex(piece)) for piece in pieces]
+    assert heard == [[], [], [{"a": 1, "b": 2}], [{"c": 1}]]
+
+
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
@@ -40,6 +48,11 @@ def test_any_cut_of_the_stream_gives_the_same_messages(messages, size):
         (b"null", "frame is a JSON NoneType, not an object"),
         (b"\xff\xfe", "frame is not UTF-8"),
         (b"{", "frame is not JSON: JSONDecodeError"),
+        (b'{"loss": NaN}', "frame is not plain JSON: a number is not finite"),
+        (b'{"loss": [-Infinity]}', "frame is not plain JSON: a number is not finite"),
+        (b'{"step": 1e999}', "frame is not plain JSON: a number is not finite"),
+        (b'{"a": {"b": 1, "b": 1}}', "frame is not plain JSON: a key stands twice in one object"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "frame is not JSON: ValueError"),
         (b"[" * 100_000, "frame is not JSON: RecursionError"),
     ],
 )
