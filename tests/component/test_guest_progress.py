@@ -222,6 +222,7 @@ def test_ranks_in_the_same_collective_say_the_same_of_every_group(ranks):
     inside = both.shows(0, lambda said: position(said).inside)
     assert inside.phase is Phase.COLLECTIVE
     assert inside.collective_since_ns is not None
+    inside = both.shows(0, beats_again(inside))
     late = both.shows(1, lambda said: True)
     late = both.shows(1, beats_again(late))
     assert position(late).inside is False
