@@ -29,6 +29,8 @@ from sidecar.codec import MESSAGE_BYTES_MAX, InvalidMessageError, decode, encode
 from sidecar.events import CommandReceived, UplinkOpened
 
 REDIAL_S_MIN: Final = 0.1
+REDIAL_S_FIRST: Final = 1.5
+"""A fleet loses its coordinator in one moment, so that even the first tries are spread this far."""
 REDIAL_S_MAX: Final = 5.0
 """Bounds of the back-off: ten thousand nodes must not dial a restarted coordinator at once."""
 REMIND_S: Final = 30.0
@@ -172,10 +174,10 @@ class Uplink:
         return True
 
     def _pause_s(self) -> float:
-        """Return the next wait: exponential, with full jitter."""
-        ceiling = min(REDIAL_S_MAX, REDIAL_S_MIN * 2 ** min(self._tries, 16))
+        """Return the next wait: exponential, and drawn from all of it, the longest wait too."""
+        ceiling = min(REDIAL_S_MAX, REDIAL_S_FIRST * 2 ** min(self._tries, 16))
         self._tries += 1
-        return random.uniform(REDIAL_S_MIN, max(REDIAL_S_MIN, ceiling))  # noqa: S311 - no secret
+        return random.uniform(REDIAL_S_MIN, ceiling)  # noqa: S311 - no secret
 
     def _complain(self, error: Exception) -> None:
         now = asyncio.get_running_loop().time()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -21,7 +22,7 @@ from sidecar.api import (
 )
 from sidecar.codec import decode, encode
 from sidecar.events import CommandReceived, UplinkOpened
-from sidecar.uplink import Uplink
+from sidecar.uplink import ANSWERS_MAX, Uplink
 
 pytestmark = pytest.mark.component
 
@@ -208,6 +209,44 @@ def test_a_goodbye_ends_the_dialling_only_when_it_says_so(retry):
                 assert len(coordinator.told) == 1
             assert not uplink.connected
             assert heard.events == []
+        await coordinator.close()
+
+    asyncio.run(scenario())
+
+
+def test_c85_a_fleet_that_lost_its_coordinator_comes_back_spread_out():
+    """A coordinator that is back would be dialled by every node in the same instant, and fall."""
+    nodes, outage_s, slots_a_second = 1000, 60, 5
+    random.seed(85)
+    dials = [0] * (outage_s * slots_a_second)
+    for _ in range(nodes):
+        uplink = Uplink("http://127.0.0.1:1", HELLO, Heard())
+        at_s = uplink._pause_s()
+        while at_s < outage_s:
+            dials[int(at_s * slots_a_second)] += 1
+            at_s += uplink._pause_s()
+    mean = sum(dials) / len(dials)
+    assert max(dials) < 3 * mean
+    assert max(dials[:slots_a_second]) < 3 * mean  # the first tries, and those after a welcome
+    assert sum(dials) / nodes < outage_s  # and nobody dials without pause
+
+
+def test_c85_answers_of_the_outage_are_kept_up_to_a_limit():
+    """A long outage would fill the sidecar's memory."""
+
+    async def scenario() -> None:
+        coordinator = Coordinator()
+        await coordinator.open()
+        await coordinator.close()
+        async with dialled(coordinator) as (uplink, _):
+            await until(lambda: uplink._tries)
+            for number in range(10 * ANSWERS_MAX):
+                uplink.report(ProgressReport(round_id=number, node="n1", ranks=()))
+                uplink.report(status(number))
+            assert len(uplink._answers) == ANSWERS_MAX
+            await coordinator.open()
+            await until(lambda: coordinator.told[1:])
+            assert coordinator.told == [HELLO, status(10 * ANSWERS_MAX - 1)]
         await coordinator.close()
 
     asyncio.run(scenario())
