@@ -37,7 +37,7 @@ check: setup-tests  ## format, lint, types, import contracts, alert rules, dashb
 	promtool check rules alerts/outrider.rules.yaml
 	promtool test rules alerts/outrider.rules.test.yaml
 	amtool check-config alerts/alertmanager.yaml
-	$(if $(wildcard compose/prometheus.yml),promtool check config compose/prometheus.yml)
+	$(if $(wildcard compose/prometheus.yml),promtool check config --syntax-only compose/prometheus.yml)
 	$(BIN)/python -m dashboards.build --check
 
 dashboards: setup  ## write dashboards/*.json from their builders
