@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.launcher import Launcher, LauncherEvent, LaunchSettings
 from sidecar.workers.pages import ProgressPages
 from sidecar.workers.ports import reserve_port
-from sidecar.workers.processes import read_process
+from sidecar.workers.processes import ProcessInfo, read_process, signal_process
 
 pytestmark = pytest.mark.component
 
@@ -281,6 +282,72 @@ def test_a_harsher_stop_cuts_the_grace_of_one_under_way(tmp_path):
     asyncio.run(scenario())
 
 
+# Holds a process at its exit, where no signal reaches it: as long as this one runs.
+HOLDING = """
+import ctypes, sys, time
+trace = ctypes.CDLL(None, use_errno=True).ptrace
+trace.argtypes = [ctypes.c_long] * 4
+seize, stop_at_exit = 0x4206, 0x40
+print(trace(seize, int(sys.argv[1]), 0, stop_at_exit), flush=True)
+time.sleep(600)
+"""
+
+
+def test_c78_a_worker_that_outlives_sigkill_is_named_and_its_stop_is_not_called_done(
+    tmp_path, monkeypatch, caplog
+):
+    """A node whose worker hangs in the kernel would be given the next generation on top of it."""
+    monkeypatch.setattr("sidecar.workers.launcher.STUCK_WARNING_S", 0.2)
+    script = """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("ready", flush=True)
+        time.sleep(600)
+        """
+
+    async def scenario() -> None:
+        node = Node(tmp_path, script, nproc=2)
+        node.launcher.spawn(start_of())
+        await node.wait(lambda: all("ready" in node.log(rank) for rank in (2, 3)))
+        pids = node.seen(WorkersSpawned)[0].pids
+        command = [sys.executable, "-c", HOLDING, str(pids[1])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220
+            try:
+                if holder.stdout.readline() != b"0\n":
+                    pytest.skip("this machine lets no process be traced")
+                node.launcher.kill(1, grace_s=0.3)
+                await node.wait(lambda: f"[{pids[1]}] outlive SIGKILL" in caplog.text)
+                # The other one was killed after its grace; this one is not said to be gone.
+                assert [event.local_rank for event in node.seen(WorkerExited)] == [0]
+                assert node.seen(WorkersGone) == []
+                assert not await node.launcher.close(0.1)
+                node.launcher.spawn(start_of(generation=2))
+                (refused,) = node.seen(SpawnFailed)
+                assert "generation 1 is still being stopped" in refused.reason
+            finally:
+                holder.kill()
+        await node.wait(lambda: node.seen(WorkersGone))
+        assert {event.cause for event in node.seen(WorkerExited)} == {ExitCause(signal=9)}
+        await node.close()
+
+    asyncio.run(scenario())
+
+
+def test_c80_a_number_that_another_process_has_by_now_is_never_signalled():
+    """A fast restart gives pids anew; the stop of the last one would hit a stranger."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
+        try:
+            info = read_process(stranger.pid)
+            for started in (info.started - 1, info.started + 1):
+                signal_process(replace(info, started=started), signal.SIGKILL)
+            assert not gone(stranger.pid)
+            signal_process(info, signal.SIGKILL)
+            assert stranger.wait() == -signal.SIGKILL
+        finally:
+            stranger.kill()
+    signal_process(info, signal.SIGKILL)  # and one of nobody is none
+
+
 HIDING = """
 import subprocess, time
 hidden = subprocess.check_output(
@@ -324,7 +391,7 @@ def test_a_sidecar_of_its_own_knows_even_an_orphan_that_hides(tmp_path):
     assert (done.stderr, done.stdout) == ("", "True None\n")
 
 
-def test_workers_die_with_a_sidecar_that_is_killed(tmp_path):
+def test_c76_workers_die_with_a_sidecar_that_is_killed(tmp_path):
     """Workers of a dead sidecar would train on under a generation nobody can stop."""
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     host = f"""
@@ -333,24 +400,32 @@ def test_workers_die_with_a_sidecar_that_is_killed(tmp_path):
         sys.path[:0] = {[str(Path(__file__).parent), str(REPOSITORY)]!r}
         from test_launcher import Node, start_of
         async def main():
-            node = Node(Path({str(tmp_path)!r}), {script!r}, nproc=1)
+            node = Node(Path({str(tmp_path)!r}), {script!r}, nproc=8)
             node.launcher.spawn(start_of())
             await asyncio.sleep(600)
         asyncio.run(main())
         """
     sidecar = subprocess.Popen([sys.executable, "-c", textwrap.dedent(host)])
-    log = tmp_path / "logs" / "job" / "n1" / "gen_1" / "rank_1" / "stdout.log"
+    folder = tmp_path / "logs" / "job" / "n1" / "gen_1"
+    logs = [folder / f"rank_{rank}" / "stdout.log" for rank in range(8, 16)]
     try:
-        asyncio.run(until(lambda: log.exists() and log.read_text().endswith("\n")))
-        worker = int(log.read_text())
-        assert not gone(worker)
+        for log in logs:
+            asyncio.run(until(lambda log=log: log.exists() and log.read_text().endswith("\n")))
+        workers = [read_process(int(log.read_text())) for log in logs]
+        assert all(info is not None and info.parent == sidecar.pid for info in workers)
     finally:
         sidecar.kill()
         sidecar.wait()
-    asyncio.run(until(lambda: gone(worker)))
+    for info in workers:
+
+        def ended(info: ProcessInfo = info) -> bool:
+            now = read_process(info.pid)
+            return now is None or now.state in "XZ" or now.started != info.started
+
+        asyncio.run(until(ended))
     # The next sidecar on this machine, whoever it is, clears what that one left.
     left = ProgressPages(job="job", node="n1", identity=str(tmp_path)).folder
-    assert len(list(left.glob("generation-*"))) == 1
+    assert len(list(left.glob("generation-*"))) == 8
     other = ProgressPages(job="job", node="n2", identity=str(tmp_path))
     other.claim()
     assert not left.exists()
