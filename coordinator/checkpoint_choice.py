@@ -60,6 +60,17 @@ class _Prefix:
     """The step that the present generation began from.  Older ones that are not complete never
     will be: nobody saves them again, and half of one must not be added to."""
 
+    def refusal(self, step: int, world_size: int) -> str | None:
+        """Say why the step cannot be used, or None when it can."""
+        if step not in self.complete:
+            return self.pending[step].refusal(world_size)
+        path = self.complete[step]
+        over = [at for at, other in self.complete.items() if at > step and other == path]
+        over += [at for at, entry in self.pending.items() if at > step and path in entry.paths]
+        if path and over:  # whatever lies there now, it is not what every rank confirmed
+            return f"step {min(over)} was written over it at {one_line(path)}"
+        return None
+
 
 @dataclass(slots=True)
 class CheckpointLedger:
@@ -175,7 +186,7 @@ def _choice(
         if not_after is not None and step >= not_after:
             skipped.append(f"step {step} skipped: the run was already broken at step {not_after}")
             continue
-        why = None if step in known.complete else known.pending[step].refusal(world_size)
+        why = known.refusal(step, world_size)
         if why is None:
             # An empty path is one too: the job began from nothing.
             whole = step in known.complete

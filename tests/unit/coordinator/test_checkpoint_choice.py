@@ -48,6 +48,65 @@ def test_paths_that_differ_between_ranks_make_a_step_unusable():
     assert "step 60 skipped: its ranks saved it to different paths (/a/60, /b/60)" in choice.reason
 
 
+def test_c91_a_save_that_one_rank_never_finished_is_passed_over_for_an_older_whole_one():
+    """A marker says "latest is 200" while one shard of it is empty; going back finds 100."""
+    ledger = a_ledger((100, range(WORLD)), (200, [0, 1, 2]))
+    ledger.complete(WORLD)
+    choice = chosen(ledger)
+    assert (choice.step, choice.path) == (100, "/ckpt/100")
+    assert "step 200 skipped: rank 3 has not confirmed it" in choice.reason
+    # Even when every newer one is torn, and after a restart of the coordinator.
+    for step in (300, 400):
+        ledger.confirm("model", step, [0], [f"/ckpt/{step}"])
+    again = CheckpointLedger.restored(ledger.pointers())
+    again.confirm("model", 400, [0], ["/ckpt/400"])
+    assert (chosen(ledger).step, chosen(again).step) == (100, 100)
+
+
+def test_c92_a_checkpoint_that_a_later_save_was_written_over_is_none():
+    """The save that was killed half way took the only copy with it, under its trusted name."""
+    ledger = CheckpointLedger()
+    ledger.confirm("model", 10, range(WORLD), ["/ckpt/last"])
+    ledger.complete(WORLD)
+    assert chosen(ledger).step == 10
+    ledger.confirm("model", 20, [0], ["/ckpt/last"])
+    choice = chosen(ledger)
+    assert (choice.step, choice.path) == (None, None)
+    assert "step 10 skipped: step 20 was written over it at /ckpt/last" in choice.reason
+    ledger.confirm("model", 20, range(WORLD), ["/ckpt/last"])
+    assert chosen(ledger).step == 20
+    ledger.complete(WORLD)
+    # What is too new for a damaged run is not found under its older name.
+    assert chosen(ledger, not_after=20).step is None
+    # Nothing can be written over the empty beginning, nor over a name of its own.
+    apart = CheckpointLedger()
+    apart.confirm("model", 0, range(WORLD), [""])
+    apart.confirm("model", 10, range(WORLD), ["/ckpt/10"])
+    apart.confirm("model", 20, [0], ["/ckpt/20"])
+    assert (chosen(apart).step, chosen(apart, not_after=10).step) == (10, 0)
+
+
+def test_c95_stages_that_are_at_different_steps_resume_from_the_one_that_all_have():
+    """The newest files on the disk are of two different models."""
+    ledger = CheckpointLedger()
+    for step, ranks in ((200, range(8)), (300, range(4)), (300, range(4, 7))):
+        ledger.confirm("model", step, ranks, [f"/ckpt/{step}"])
+    (choice,) = ledger.choose(8)
+    assert choice.step == 200
+    assert "step 300 skipped: rank 7 has not confirmed it" in choice.reason
+
+
+def test_c97_the_newest_whole_checkpoint_is_never_forgotten_for_newer_torn_ones():
+    """A rotation that keeps the newest two would keep two that nobody can load."""
+    ledger = a_ledger((100, range(WORLD)))
+    ledger.complete(WORLD)
+    for step in range(101, 101 + 3 * STEPS_KEPT_MAX):
+        ledger.confirm("model", step, range(WORLD - 1), [f"/ckpt/{step}"])
+        assert ledger.complete(WORLD) == ()
+        assert chosen(ledger).step == 100
+    assert [pointer.step for pointer in ledger.pointers()] == [100]
+
+
 def test_completion_is_announced_once():
     """The journal would be written at every heartbeat otherwise."""
     ledger = a_ledger((20, [0, 1, 2]))

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.culprit import damaged_at, judge
+from coordinator.escalation import RestartPolicy, decide
 from coordinator.incidents import NodeFault
 from coordinator.lost_peer import is_victim
 from scout.hang import GroupPosition, Phase, RankSnapshot
@@ -432,3 +433,27 @@ def test_the_order_of_arrival_does_not_decide(faults, rng):
     shuffled = faults[:]
     rng.shuffle(shuffled)
     assert judged(*faults) == judged(*shuffled)
+
+
+def test_c99_a_process_killed_for_memory_before_the_timeouts_is_the_root_and_no_bad_node():
+    """The ranks only say "timeout": healthy nodes would be left out, and the size kept."""
+    words = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+    killed = a_crash(
+        2,
+        "kernel: python3 was killed by the kernel's OOM killer: the host was out of memory",
+        ms=-600_000,
+        signal=9,
+        by="the kernel's OOM killer",
+    )
+    timeouts = [
+        a_fault(FaultKind.LOG_RULE, rank, reason="LogFault_Nccl", message=words, evidence=(words,))
+        for rank in (0, 1, 3)
+    ]
+    aborts = [a_crash(rank, words, ms=5, signal=6) for rank in (0, 1, 3)]
+    faults = [*timeouts, *aborts, killed]
+    finding = judged(*faults)
+    assert named(finding) == ("node-2", 2)
+    assert finding.culprit.reason == "SIGKILL (signal 9) from the kernel's OOM killer"
+    assert "killed by the kernel's OOM killer" in finding.why
+    circumstances = {"faults": faults, "checkpoint_step": 10, "stepped": True}
+    assert decide(RestartPolicy(), (), finding, None, NOW, **circumstances).exclude_nodes == ()

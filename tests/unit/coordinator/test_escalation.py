@@ -106,6 +106,29 @@ def test_a_new_checkpoint_or_another_cause_is_another_failure():
     assert decided(a_finding(reason="oom"), restarts(2, cause)).mode is not None
 
 
+def attempts_until_the_end(policy: RestartPolicy, saved: list[int], apart_s: int) -> int | None:
+    """Return after how many attempts, each with its newest checkpoint, the job is given up."""
+    history: tuple[Restart, ...] = ()
+    for number, step in enumerate(saved, start=1):
+        now_ns = NOW + number * apart_s * SECOND
+        finding = a_finding()
+        circumstances = {"faults": (), "checkpoint_step": step, "stepped": True}
+        if decide(policy, history, finding, None, now_ns, **circumstances).mode is None:
+            return number
+        history = (*history, *restarts(1, cause_of(finding, step), now_ns))
+    return None
+
+
+def test_c86_a_loop_without_progress_ends_and_slow_progress_goes_on():
+    """Two minutes at the same step burn a night, and a job that gains is stopped by mistake."""
+    policy = RestartPolicy()
+    assert attempts_until_the_end(policy, [100, 100, 100], apart_s=120) == 3
+    assert attempts_until_the_end(policy, [100, 350, 610], apart_s=120) is None
+    # However far apart: the window of the other budget is no way out of the loop.
+    assert attempts_until_the_end(policy, [100] * 5, apart_s=7200) == 3
+    assert attempts_until_the_end(policy, list(range(100, 5000, 250)), apart_s=600) is None
+
+
 def test_a_repeated_failure_without_a_culprit_ends_the_job_too():
     """A hang that nobody can explain would otherwise be restarted for ever."""
     finding = Finding(outcome="inconclusive", basis=None, why="a tie", culprit=None)

@@ -44,6 +44,7 @@ from sidecar.api import (
     StatusReport,
     Stop,
 )
+from worker_shim.messages import RestartMode
 
 WALL_OFFSET_NS = 1_700_000_000 * 10**9
 STALL_S = 5.0
@@ -589,6 +590,129 @@ def test_a_node_whose_end_was_noticed_late_is_named_all_the_same():
     bench.wait(2)
     bench.step(21)
     assert bench.incident().finding.culprit.node == "node-1"
+
+
+def test_c42_a_frozen_node_is_lost_by_this_clock_and_its_return_changes_nothing():
+    """The others would wait for hours, or old workers would write beside the new ones."""
+    bench = running(spares=1)
+    frozen = bench.nodes["node-1"]
+    old = frozen.report
+    frozen.obeys = False
+    heard_from = bench.core._desk.members
+    end = after(bench.now, seconds(120))
+    while bench.now < end:  # every node but the frozen one speaks on
+        bench.now = after(bench.now, seconds(1))
+        bench.do(bench.core.handle_timer(bench.now))
+        for name, node in bench.nodes.items():
+            if name != "node-1" and heard_from.by_link(node.link) is not None:
+                node.tell()
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+    bench.step(26)
+    incident = bench.incident()
+    assert (incident.finding.culprit.node, incident.outcome) == ("node-1", Outcome.RECOVERED)
+    frozen.obeys = True
+    frozen.report = old
+    frozen.link = bench.links = bench.links + 1
+    frozen.dial()  # it goes on, and tells of the generation that it still runs
+    frozen.breaks(FaultKind.CRASH, **killed())
+    bench.wait(5)
+    assert frozen.report.stopped_generation >= 1
+    assert frozen.report.ranks == ()
+    assert (bench.core.state.generation, bench.core.state.phase) == (2, JobPhase.RUNNING)
+    assert len(bench.incidents) == 1
+
+
+def test_c78_a_node_that_cannot_end_its_workers_is_left_out_after_a_limit():
+    """One process that hangs in the kernel would keep the whole job waiting for ever."""
+    bench = running(spares=1, stop_timeout_s=20.0)
+    stuck = bench.nodes["node-1"]
+    stuck.obeys = False
+    bench.nodes["node-2"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(10)
+    assert bench.core.state.phase is JobPhase.STOPPING
+    bench.wait(20)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+    assert bench.core.state.excluded == {"node-1": "it did not confirm the stop in time"}
+
+
+def test_c81_each_start_of_a_generation_has_the_port_that_its_first_node_holds_now():
+    """A port of the last run is held by an orphan, or waits for its time to pass."""
+    bench = running()
+    bench.nodes["node-0"].report = replace(bench.nodes["node-0"].report, rendezvous_port=4321)
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    first, second = bench.started(1), bench.started(2)
+    assert {it.master_port for it in first.values()} == {4000}
+    assert {it.master_port for it in second.values()} == {4321}
+    assert set(second) == set(bench.core.state.world)
+
+
+def test_c84_a_restart_of_many_nodes_is_one_rendezvous_and_nobody_is_started_before_it_is_known():
+    """Hundreds of ranks that look for each other at different places never meet."""
+    bench = running(nnodes=64)
+    bench.nodes["node-40"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(3)
+    starts = bench.started(2)
+    assert set(starts) == set(bench.nodes)
+    places = {(it.master_addr, it.master_port, it.topology_version) for it in starts.values()}
+    assert len(places) == 1
+    orders = [command for _, command in bench.sent if isinstance(command, Start | Stop)]
+    first = next(index for index, it in enumerate(orders) if it == starts["node-0"])
+    assert {type(it) for it in orders[first:]} == {Start}  # no start among the stops
+    sent = [n for n, it in bench.sent if isinstance(it, Start) and it.generation == 2]
+    assert len(sent) == len(set(sent))  # and none of them twice
+
+
+def test_c83_one_budget_for_the_job_that_outlives_the_coordinator():
+    """A counter on each node, or one that a restart resets, allows far more than was meant."""
+    bench = running(spares=1, restart=RestartPolicy(retries_max=3))
+    ask(bench, "exclude", "node-0")  # another set of nodes is no failure
+    bench.wait(2)
+    for number in range(3):
+        bench.step(30 + 10 * number)
+        for name in bench.core.state.world:
+            bench.nodes[name].saves(30 + 10 * number)
+        assert bench.core.state.phase is JobPhase.RUNNING
+        name = bench.core.state.world[number % 3]
+        bench.nodes[name].breaks(FaultKind.CRASH, **killed())
+        bench.wait(2)
+        bench.boot()
+        for node in bench.nodes.values():
+            node.dial()
+    bench.step(60)
+    bench.nodes["node-2"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert "3 restarts" in bench.finished.reason
+    assert "jobMaxRetryCount" in bench.finished.reason
+
+
+def test_c87_of_several_modes_asked_for_the_deepest_holds_and_a_late_word_is_dropped():
+    """The mildest would leave broken what the deepest was asked for; the late one restart twice."""
+    bench = running(nnodes=4)
+    modes = (
+        RestartMode.IN_PROCESS,
+        RestartMode.PROCESS,
+        RestartMode.IN_PROCESS,
+        RestartMode.JOB,
+    )
+    told = bench.nodes["node-2"]
+    for node, mode in zip(bench.nodes.values(), modes, strict=True):
+        node.breaks(FaultKind.WORKER_REPORTED, restart_mode=mode)
+    asked = told.report.faults
+    told.obeys = False
+    bench.wait(2)
+    told.obey(Stop(generation=1, restart_mode="process_level_restart", reason="x"))
+    bench.wait(1)
+    assert (bench.core.state.generation, bench.core.state.phase) == (2, JobPhase.STARTING)
+    told.tell(faults=(replace(asked[0], fault_id=next(told.fault_ids)),))  # of generation 1 still
+    told.obeys = True
+    bench.wait(3)
+    bench.step(26)
+    assert bench.incident().decision.reason.startswith("job_level_restart asked for")
+    assert len(bench.incidents) == 1
+    assert (bench.core.state.generation, bench.core.state.phase) == (2, JobPhase.RUNNING)
 
 
 def ask(bench: Bench, action: str, node: str | None = None) -> None:
