@@ -571,3 +571,24 @@ def test_torchs_own_store_listens_on_a_reserved_port():
     assert store.get("key") == b"value"
     del store
     port.release()
+
+
+def test_c82_what_one_generation_left_in_its_store_is_not_in_the_next_ones():
+    """An id of the last run's communicator would be taken for this one's: nobody ever meets."""
+    distributed = pytest.importorskip("torch.distributed")
+
+    def store_of(port: int) -> object:
+        return distributed.TCPStore("127.0.0.1", port, 1, is_master=True, wait_for_workers=False)
+
+    first = reserve_port()
+    old = store_of(first.number)
+    old.set("nccl_unique_id", "generation 7")
+    first.release()  # the sidecar reserves another for every generation
+    second = reserve_port()
+    # An orphan may serve the old store on: the new one has another place.
+    assert second.number != first.number
+    new = store_of(second.number)
+    assert not new.check(["nccl_unique_id"])
+    assert old.check(["nccl_unique_id"])
+    del old, new
+    second.release()

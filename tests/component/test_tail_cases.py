@@ -468,3 +468,27 @@ def test_a_rank_may_declare_a_phase_itself(tmp_path):
         await node.found()
 
     play(scenario, Node(tmp_path))
+
+
+def test_c94_a_phase_that_its_attempt_never_ended_is_over_with_it(tmp_path):
+    """It would be held against every later attempt, or hide each hang of theirs."""
+    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 1.5}
+    save = {"name": "Save", "phaseStart": "save begins", "phaseLimitInSeconds": 600}
+
+    async def scenario(node: Node) -> None:
+        node.watch(rule, save)
+        append(node.path, "step 1\nsave begins\n")
+        await node.read(2)
+        node.watcher.begin_phase(0, "checkpoint", 600.0)  # and then it is killed
+        node.files = {0: (tmp_path / "second.out", tmp_path / "second.err")}
+        node.watch(rule, save, generation=2)
+        for number in range(20):
+            append(tmp_path / "second.out", f"step {number}\n")
+            await asyncio.sleep(0.1)
+        assert node.findings == []
+        assert node.watcher.states()[0]["Step"] is LogState.HEALTHY
+        (finding,) = await node.found()
+        assert (finding.generation, finding.kind) == (2, FaultKind.LOG_HANG)
+        assert "phase" not in finding.message
+
+    play(scenario, Node(tmp_path))
