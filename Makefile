@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
-.PHONY: bench-recovery bench-log-rules simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
+.PHONY: bench-hang bench-recovery bench-log-rules simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -52,6 +52,9 @@ clean:  ## remove caches and run folders
 
 distclean: clean  ## remove the virtual environment as well
 	rm -rf .venv *.egg-info
+
+bench-hang: setup  ## every way in which one rank can hold the others up: who is named, how soon
+	$(BIN)/python -m benchmarks.hang_table --minutes $(or $(MINUTES),3) --only "$(ONLY)"
 
 bench-recovery: setup  ## kill -9 and SIGSTOP of a rank, against torchrun
 	$(BIN)/python -m benchmarks.recovery --trials $(or $(TRIALS),5) --stops $(or $(STOPS),3)

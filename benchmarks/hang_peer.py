@@ -7,6 +7,7 @@ It needs an interpreter of its own: name one that can import ``lm_resiliency`` a
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -51,28 +52,33 @@ def peer_results() -> tuple[list[PeerResult], str]:
 
 def _run(python: str, name: str, where: str, rank: int) -> PeerResult:
     with tempfile.TemporaryDirectory(prefix="outrider-peer-") as folder:
-        process = subprocess.Popen(
-            [
-                *(python, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(RANKS), str(SCRIPT)),
-            ],
-            env={
-                **os.environ,
-                "PEER_DIR": folder,
-                "PEER_WHERE": where,
-                "PEER_RANK": str(rank),
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        shared = {
+            **os.environ,
+            "PEER_DIR": folder,
+            "PEER_WHERE": where,
+            "PEER_RANK": str(rank),
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(RANKS),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+        }
+        # Without torchrun, which ends every rank as soon as one of them dies.
+        processes = [
+            subprocess.Popen(
+                [python, str(SCRIPT)],
+                env={**shared, "RANK": str(number), "LOCAL_RANK": str(number)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for number in range(RANKS)
+        ]
         try:
             reports = _await_reports(Path(folder))
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            _end_ranks(Path(folder))
+            for process in processes:
+                os.killpg(process.pid, signal.SIGKILL)  # its observer too
+                process.wait()
     named = {tuple(report["failed_ranks"]) for report in reports}
     took = min((report["after_s"] for report in reports), default=None)
     after = "" if took is None else f", {took:.2f} s"
@@ -89,13 +95,11 @@ def _await_reports(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for file in folder.glob("report-*") for line in file.open()]
 
 
-def _end_ranks(folder: Path) -> None:
-    """End what left the process group: ranks and their observers."""
-    for file in folder.glob("pid-*"):
-        try:
-            os.kill(int(file.read_text()), signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 if __name__ == "__main__":

@@ -156,13 +156,7 @@ class Bench:
             start.append(step)
             return step >= start[0] + STEADY_STEPS
 
-        try:
-            until("a job that trains", is_steady)
-        except UserError as error:
-            job = self.cluster.job()
-            tails = [f"{name}: {self.cluster.tail(name)}" for name in self.cluster.processes]
-            picture = f"{job['phase']}, step {job['step']}, {job['waiting_for']}"
-            raise UserError("; ".join([f"{error} ({picture})", *tails])) from error
+        until("a job that trains", is_steady)
 
 
 def read_began(file: Path) -> int:
@@ -239,7 +233,11 @@ def running(progress: str, **environment: str) -> Iterator[Bench]:
         spec = SPEC.format(nodes=len(NODES), progress=progress, lease=LEASE_S)
         layout = BenchLayout(root=root, script=SCRIPT, steps=1, checkpoint_every=1)
         with Cluster(layout=layout, workers=NODES, spares=(), spec=spec) as cluster:
-            yield Bench(cluster)
+            try:
+                yield Bench(cluster)
+            except UserError as error:
+                tails = [f"{name}: {cluster.tail(name)}" for name in cluster.processes]
+                raise UserError("\n  ".join([str(error), *tails])) from error
 
 
 def try_fault(bench: Bench, fault: Fault, said: Console) -> Row:
