@@ -6,6 +6,7 @@ the hardware is well.
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -96,22 +97,27 @@ class KernelLogWatcher:
         self._recent: deque[tuple[Instant, KernelFinding]] = deque(maxlen=NOTES_MAX)
         self._reading: set[asyncio.Task[Any]] = set()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kernel-log")
+        self._wanted = threading.Event()
+        """Set when something else is to be done in the thread."""
         self.counters = KernelLogCounters()
 
     async def run(self) -> None:
         """Follow the log until cancelled; only what is written from now on counts."""
+        loop = asyncio.get_running_loop()
         try:
             while True:
-                if not await self.catch_up():
-                    await asyncio.sleep(self._poll_s)
+                for finding in await loop.run_in_executor(self._thread, self._poll):
+                    self._tell(finding)
         finally:
             self._thread.submit(self._close)
+            self._wanted.set()
             self._thread.shutdown(wait=False)
 
     async def catch_up(self) -> bool:
         """Read and tell what is there now.  Returns whether there may be more."""
-        loop = asyncio.get_running_loop()
-        findings, behind = await loop.run_in_executor(self._thread, self._read)
+        reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read)
+        self._wanted.set()
+        findings, behind = await reading
         for finding in findings:
             self._tell(finding)
         return behind
@@ -148,6 +154,16 @@ class KernelLogWatcher:
         return tuple(lines[-NOTES_GIVEN_MAX:])
 
     # --- on the thread ----------------------------------------------------------------------
+
+    def _poll(self) -> list[KernelFinding]:
+        """Read until there is something to tell, or something else to do in this thread."""
+        while True:
+            findings, behind = self._read()
+            if self._wanted.wait(0 if behind or findings else self._poll_s):
+                self._wanted.clear()
+                return findings
+            if findings:
+                return findings
 
     def _read(self) -> tuple[list[KernelFinding], bool]:
         if self._source is None:

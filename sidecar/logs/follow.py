@@ -8,6 +8,7 @@ rotations between two reads only the last file is found.
 import contextlib
 import logging
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -50,6 +51,8 @@ class _Open:
     head: bytes
     splitter: LineSplitter
     line_offset: int
+    has_size: bool
+    """A pipe has none, so its size says nothing."""
     reads_without_news: int = 0
 
     def next_bytes(self) -> bytes:
@@ -106,6 +109,9 @@ class FollowedFile:
     def read_block(self) -> Block:
         """Return the same as one block."""
         self.behind = False
+        if self._open is not None and self._late is None and self._is_unchanged(self._open):
+            self.idle_reads += 1
+            return _NOTHING
         try:
             block = self._read_late() or self._read()
         except OSError as error:
@@ -134,6 +140,21 @@ class FollowedFile:
         )
 
     # --- reading ----------------------------------------------------------------------------
+
+    def _is_unchanged(self, file: _Open) -> bool:
+        """Whether this is still the file of that name and ends where it was read to.
+
+        Nearly every read of a quiet file ends here, twenty times a second.
+        """
+        try:
+            seen = os.stat(self.path)  # noqa: PTH116 - see above
+        except OSError:
+            return False
+        return (
+            seen.st_size == file.offset
+            and (seen.st_dev, seen.st_ino) == file.identity
+            and file.has_size
+        )
 
     def _read(self) -> Block:
         if self._open is None and not self._begin():
@@ -178,7 +199,8 @@ class FollowedFile:
             offset = known.offset if same else 0
             self.counters.truncations += not same
         self.splitter.reset()
-        self._open = _Open(fd, identity, offset, head[:offset], self.splitter, offset)
+        regular = stat.S_ISREG(seen.st_mode)
+        self._open = _Open(fd, identity, offset, head[:offset], self.splitter, offset, regular)
         self.from_end, self.position = False, None
         return True
 

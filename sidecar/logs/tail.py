@@ -34,8 +34,11 @@ READS_MAX: Final = 256
 """Silent files that are looked at in one poll; of more than that, each is looked at in turn."""
 SILENT_READS: Final = 40
 """A file is silent after so many reads without news: two seconds."""
-SAVE_PERIOD: Final = seconds(1.0)
-"""How often places are kept; what a restarted sidecar reads twice is at most this much."""
+SAVE_PERIOD: Final = seconds(3.0)
+"""How often places are kept; what a restarted sidecar reads twice is at most this much.
+
+To replace a small file costs as much as a hundred looks at a quiet one.
+"""
 POSITIONS_NAME: Final = "log-positions.json"
 TAIL_LINES_MAX: Final = 50
 TAIL_LINE_CHARS_MAX: Final = 400
@@ -69,19 +72,20 @@ class _Rank:
     def read(self, clock: Callable[[], Instant], *, everything: bool) -> list[LogVerdict]:
         """Read a piece of each stream and judge it; without ``everything``, not of silent ones."""
         verdicts: list[LogVerdict] = []
-        skipped = False
+        wait = False
         for number, stream in enumerate(self.streams):
             if not everything and stream.idle_reads > SILENT_READS:
-                skipped = True
+                wait = True
                 continue
             block = stream.read_block()
+            wait = wait or stream.behind
             if block.data:
                 if self.choice.open:
                     self.evaluator.add(self.choice.show(block))
                 verdicts += self.evaluator.judge(block, clock(), stream=number)
                 # Replaced whole, because the loop reads it while the thread runs.
                 self.recent = (self.recent + block.data)[-TAIL_BYTES_MAX:]
-        if not self.behind and not skipped:  # what lies unread may hold what a rule waits for
+        if not wait:  # what lies unread may hold what a rule waits for
             verdicts += self.evaluator.timer(clock())
         return verdicts
 

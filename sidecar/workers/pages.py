@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -122,17 +122,17 @@ class ProgressPages:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _snapshot(self, page: Page, now: Instant) -> RankSnapshot:
-        blank = RankSnapshot(
+        state = None if page.pid is None else process_state(page.pid)
+        progress = _read(page)
+        if progress is None:
+            return RankSnapshot(
+                rank=page.rank, node=self._node, local_rank=page.local_rank, process_state=state
+            )
+        return RankSnapshot(
             rank=page.rank,
             node=self._node,
             local_rank=page.local_rank,
-            process_state=None if page.pid is None else process_state(page.pid),
-        )
-        progress = _read(page)
-        if progress is None:
-            return blank
-        return replace(
-            blank,
+            process_state=state,
             step=progress.step,
             phase=progress.phase,
             collective_seq=progress.collective_seq,
