@@ -19,6 +19,7 @@ from scout import hang
 from scout.desync import desync
 from scout.hang import RankSnapshot
 from scout.mismatch import judge_messages
+from scout.report import confidence
 from scout.verdict import Agree, Attributed, Evidence, Inconclusive
 from sidecar.api import FaultKind
 
@@ -207,7 +208,7 @@ def _lost_peers_only(case: FaultCase) -> Finding | None:
         )
     lead = f" by {(rest[0].at_ns - first.at_ns) / 1e6:.0f} ms" if rest else ""
     why = f"{told}; {say(first, case)}, the first{lead}, which is weak evidence"
-    return case.named(first, why, exit_reason(first))
+    return case.named(first, why, exit_reason(first), confidence="low")
 
 
 _Rule: TypeAlias = Callable[[FaultCase], Finding | None]
@@ -275,6 +276,7 @@ def _from_verdict(case: FaultCase, verdict: Attributed, stalls: Sequence[NodeFau
         ),
         evidence=mine,
         dissent=tuple(item for item in verdict.evidence if item not in mine) + reports,
+        confidence=confidence(verdict.basis, len(verdict.ranks)),
     )
 
 

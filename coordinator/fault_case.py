@@ -88,7 +88,9 @@ class FaultCase:
         ranks = () if rank is None else (rank,)
         return Evidence(surface=_SURFACES[fault.report.kind], ranks=ranks, detail=say(fault, self))
 
-    def named(self, guilty: NodeFault, why: str, reason: str | None = None) -> Finding:
+    def named(
+        self, guilty: NodeFault, why: str, reason: str | None = None, confidence: str = "high"
+    ) -> Finding:
         """Return the attribution to the subject of ``guilty``; everybody else is dissent."""
         rank, node = self.rank(guilty), guilty.node
         mine = [
@@ -112,6 +114,7 @@ class FaultCase:
             culprit=culprit,
             evidence=tuple(self.evidence(fault) for fault in mine),
             dissent=tuple(self.evidence(fault) for fault in others),
+            confidence=confidence,
         )
 
     def nobody(self, why: str, outcome: str = "inconclusive") -> Finding:

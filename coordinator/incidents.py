@@ -76,6 +76,9 @@ class Finding:
 
     ``outcome`` is ``attributed``, ``inconclusive`` or ``agree``; ``basis`` is that of
     `scout.verdict.Basis` when attributed.  ``dissent`` lists what speaks for somebody else.
+    ``confidence`` is ``high`` when one is named by what its machine says or because everybody
+    waits for it, ``medium`` when values were compared or several are named, ``low`` for weak
+    evidence, ``none`` when nobody is named.
     """
 
     outcome: str
@@ -84,6 +87,7 @@ class Finding:
     culprit: Culprit | None
     evidence: tuple[Evidence, ...] = ()
     dissent: tuple[Evidence, ...] = ()
+    confidence: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,20 @@ class StackGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlace:
+    """Where a rank ran when it broke: ``host`` is the address that its sidecar gave.
+
+    ``gpu`` is the physical device index, None where the node knows of no device.
+    """
+
+    rank: int
+    node: str
+    host: str
+    local_rank: int
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """Everything about one stop.  ``generation`` is the one that broke."""
 
@@ -139,6 +157,8 @@ class Incident:
     trigger: str
     world: tuple[str, ...] = ()
     """Node of each group rank when it broke."""
+    places: tuple[RankPlace, ...] = ()
+    """Rank -> node, host and GPU when it broke."""
     outcome: Outcome = Outcome.OPEN
     milestones: tuple[Milestone, ...] = ()
     faults: tuple[NodeFault, ...] = ()

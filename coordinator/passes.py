@@ -16,7 +16,7 @@ from coordinator.evidence import with_evidence
 from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
-from coordinator.picture import hang_confirmed
+from coordinator.picture import hang_confirmed, places
 from coordinator.rank_assignment import Assignment, NotPossible, assign
 from scout.clock import SECOND, Duration, Instant, after, seconds, since
 from sidecar.api import AgentState, Inspect, Shutdown, StatusReport, Stop
@@ -214,7 +214,12 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     if not asked.collected(set(desk.state.world) - desk.gone(now), now):
         return effects
     snapshots = asked.snapshots()
-    incident = replace(incident, snapshots=snapshots, log_tails=asked.log_tails())
+    incident = replace(
+        incident,
+        snapshots=snapshots,
+        log_tails=asked.log_tails(),
+        places=places(incident.world, desk.settings.nproc_per_node, desk.members),
+    )
     finding = _judge(desk, incident)
     stall_only = desk.memory.stall_only
     if not stall_only and not asked.settled(finding, incident.faults, now):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coordinator.escalation import OPERATOR_CAUSE
-from coordinator.incidents import Finding
+from coordinator.incidents import Finding, RankPlace
 from coordinator.journal_format import DurableState
 from coordinator.membership import Membership, NodeView
 from coordinator.settings import JobSettings
@@ -66,6 +66,26 @@ def furthest_step(state: DurableState, members: Membership) -> int | None:
         ),
         default=None,
     )
+
+
+def places(world: Sequence[str], nproc: int, members: Membership) -> tuple[RankPlace, ...]:
+    """Return where every rank of ``world`` runs.  A local rank uses the device of its place."""
+    found: list[RankPlace] = []
+    for group_rank, node in enumerate(world):
+        view = members.view(node)
+        hello = None if view is None else view.hello
+        gpus = () if hello is None else hello.gpus
+        found += [
+            RankPlace(
+                rank=group_rank * nproc + local_rank,
+                node=node,
+                host="" if hello is None else hello.host,
+                local_rank=local_rank,
+                gpu=gpus[local_rank] if local_rank < len(gpus) else None,
+            )
+            for local_rank in range(nproc)
+        ]
+    return tuple(found)
 
 
 def hang_confirmed(finding: Finding, snapshots: Sequence[RankSnapshot], stall_ns: int) -> bool:

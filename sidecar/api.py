@@ -150,6 +150,8 @@ class Hello:
     nproc_per_node: int
     spare: bool
     labels: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
+    """Physical indexes of the node's devices, ascending; empty where none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,7 @@ class _Sidecar:
 
     def __init__(self, config: NodeConfig, gpus: GpuInventory, *, sole_parent: bool) -> None:
         self._config = config
+        self._gpus = gpus
         self.counters = NodeCounters()
         self._incarnation = uuid.uuid4().hex
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
@@ -157,7 +158,7 @@ class _Sidecar:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until the end; `close` must follow."""
         http_port = await self._listen()
-        hello = introduction(self._config, self._incarnation, http_port)
+        hello = introduction(self._config, self._incarnation, http_port, self._gpus)
         self._uplink = Uplink(self._config.coordinator, hello, self, token=self._token)
         for effect in self._core.begin():
             self._start_effect(effect)

@@ -40,8 +40,11 @@ def agent_config(config: NodeConfig, incarnation: str) -> AgentConfig:
     )
 
 
-def introduction(config: NodeConfig, incarnation: str, http_port: int) -> Hello:
+def introduction(
+    config: NodeConfig, incarnation: str, http_port: int, inventory: GpuInventory
+) -> Hello:
     """Return how the node presents itself to the coordinator."""
+    gpus = {gpu.index for gpu in config.gpus} or {gpu.index for gpu in inventory.gpus}
     return Hello(
         protocol=PROTOCOL_VERSION,
         agent_version=agent_version(),
@@ -53,6 +56,7 @@ def introduction(config: NodeConfig, incarnation: str, http_port: int) -> Hello:
         nproc_per_node=config.nproc_per_node,
         spare=config.spare,
         labels=config.labels,
+        gpus=tuple(sorted(gpus)),
     )
 
 

@@ -115,6 +115,7 @@ def _who(incident: Incident) -> Iterable[RenderableType]:
         where += [] if culprit.gpu is None else [f"GPU {culprit.gpu}"]
         yield _line(f"{', '.join(where)}: {culprit.kind}, {culprit.reason}", "bold red")
         yield _line(f"because {finding.why} ({finding.outcome}, {finding.basis} evidence)")
+        yield _line(f"confidence: {finding.confidence}")
     yield from _evidence("for it", finding.evidence)
     yield from _evidence("against it", finding.dissent)
 

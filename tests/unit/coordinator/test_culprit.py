@@ -457,3 +457,16 @@ def test_c99_a_process_killed_for_memory_before_the_timeouts_is_the_root_and_no_
     assert "killed by the kernel's OOM killer" in finding.why
     circumstances = {"faults": faults, "checkpoint_step": 10, "stepped": True}
     assert decide(RestartPolicy(), (), finding, None, NOW, **circumstances).exclude_nodes == ()
+
+
+# --- confidence ---------------------------------------------------------------------------------
+
+
+def test_how_sure_a_finding_is_stands_in_it():
+    """A node would be drained on weak evidence, or kept despite the strongest."""
+    assert judged(a_crash(1, signal=9)).confidence == "high"
+    assert judged(a_stall(0), snapshots=STOPPED).confidence == "high"
+    desync = [in_collective(rank, 8 if rank == 2 else 7) for rank in range(4)]
+    assert judged(a_crash(1, ENFORCE, signal=6), snapshots=desync).confidence == "medium"
+    assert judged(a_crash(1, GLOO), a_crash(0, GLOO, ms=50)).confidence == "low"
+    assert judged(a_stall(0), a_stall(2)).confidence == "none"
