@@ -297,7 +297,10 @@ print(worker_shim.latest_checkpoint(default='mine'), flush=True)
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({SOCKET_ENV: ""}, f"not attached, {SOCKET_ENV} is not set; training goes on without it"),
+        (
+            {SOCKET_ENV: "", PROGRESS_PAGE_ENV: ""},
+            f"not attached, {SOCKET_ENV} is not set; training goes on without it",
+        ),
         ({"LOCAL_RANK": "two"}, "invalid literal for int() with base 10: 'two'"),
         ({}, "(No such file or directory); training goes on without it"),
     ],
