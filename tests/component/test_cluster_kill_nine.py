@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from coordinator.demo.cluster import Cluster, Layout
+from sidecar.workers.processes import process_state
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
@@ -64,11 +65,8 @@ def running(cluster: Cluster) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    """An ended process that nobody has waited for yet is no worker any more."""
+    return process_state(pid) not in ("X", "Z")
 
 
 def closed_incident(cluster: Cluster, number: int) -> dict:

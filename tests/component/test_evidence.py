@@ -41,6 +41,7 @@ def training(folder: Path, rank: int = 0) -> Iterator[Worker]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
+        until(lambda: process_state(process.pid) == "S")
         yield a_worker(process.pid, folder, rank)
     finally:
         process.kill()
