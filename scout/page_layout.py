@@ -42,10 +42,12 @@ group + 1 (0: not known)."""
 PROGRESS_CHECKED: Final = struct.Struct(f"={PROGRESS.size}sI")
 PROGRESS_SLOTS: Final = (128, 256)
 
+_BEAT_WORDS: Final = 7
 _GROUP_WORDS: Final = 4
-BEAT: Final = struct.Struct(f"={4 + _GROUP_WORDS * GROUPS_MAX}Q")
-"""sequence, beat, collective + 1, groups; then for each group: id, count + 1, fingerprint + 1,
-what.  A zero in a "+ 1" field means not known."""
+BEAT: Final = struct.Struct(f"={_BEAT_WORDS + _GROUP_WORDS * GROUPS_MAX}Q")
+"""sequence, beat, collective + 1, groups, phase, phase started, last movement (0: none seen);
+then for each group: id, count + 1, fingerprint + 1, what.  A zero in a "+ 1" field means not
+known."""
 BEAT_CHECKED: Final = struct.Struct(f"={BEAT.size}sI")
 BEAT_SLOTS: Final = (384, 1536)
 
@@ -92,6 +94,15 @@ class GroupWords:
     fingerprint: int | None
     operation: int
     inside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """What the background thread saw of the training thread: its phase and when it last moved."""
+
+    phase: int
+    started_ns: int
+    moved_ns: int
 
 
 def pack_what(operation: int, inside: bool, detail: int = 0, *, unstepped: bool = False) -> int:
@@ -162,21 +173,29 @@ def newest_words(
 
 
 def pack_beat(
-    sequence: int, now_ns: int, collective: int, groups: Sequence[GroupWords]
+    sequence: int,
+    now_ns: int,
+    collective: int,
+    groups: Sequence[GroupWords],
+    movement: Movement | None,
 ) -> tuple[bytes, int]:
     """Return a beat's words and their checksum.  Groups beyond `GROUPS_MAX` are left out."""
     words = [sequence, now_ns, collective, min(len(groups), GROUPS_MAX)]
+    words += (
+        (0, 0, 0) if movement is None else (movement.phase, movement.started_ns, movement.moved_ns)
+    )
     for it in groups[:GROUPS_MAX]:
         known = 0 if it.fingerprint is None else it.fingerprint + 1
         words += (it.group, it.seq + 1, known, pack_what(it.operation, it.inside))
-    words += [0] * (4 + _GROUP_WORDS * GROUPS_MAX - len(words))
+    words += [0] * (_BEAT_WORDS + _GROUP_WORDS * GROUPS_MAX - len(words))
     body = BEAT.pack(*words)
     return body, zlib.crc32(body)
 
 
 def beat_groups(words: Sequence[int]) -> Iterable[tuple[int, int, int, int]]:
     """Yield group id, count + 1, fingerprint + 1 and what, for each group of a beat."""
-    for at in range(4, 4 + _GROUP_WORDS * min(words[3], GROUPS_MAX), _GROUP_WORDS):
+    end = _BEAT_WORDS + _GROUP_WORDS * min(words[3], GROUPS_MAX)
+    for at in range(_BEAT_WORDS, end, _GROUP_WORDS):
         yield words[at], words[at + 1], words[at + 2], words[at + 3]
 
 

@@ -51,6 +51,7 @@ from scout.page_layout import (
     PROGRESS_SLOTS,
     GroupName,
     GroupWords,
+    Movement,
     Names,
     Region,
     beat_groups,
@@ -224,16 +225,21 @@ class PageWriter:
         self._published = sequence
 
     def beat(
-        self, now_ns: int, collective_seq: int | None, groups: Sequence[GroupWords] = ()
+        self,
+        now_ns: int,
+        collective_seq: int | None,
+        groups: Sequence[GroupWords] = (),
+        movement: Movement | None = None,
     ) -> None:
         """Say that the process runs, whatever its training thread is doing.
 
-        ``groups`` are the process groups that it is a member of, the most important first.
+        ``groups`` are the process groups that it is a member of, the most important first;
+        ``movement`` is what was seen of the training thread between its own publications.
         """
         self._name(groups)
         sequence = self._beaten + 1
         collective = 0 if collective_seq is None else collective_seq + 1
-        body, check = pack_beat(sequence, now_ns, collective, groups)
+        body, check = pack_beat(sequence, now_ns, collective, groups, movement)
         BEAT_CHECKED.pack_into(self._memory, BEAT_SLOTS[sequence & 1], body, check)
         self._beaten = sequence
 
@@ -287,13 +293,13 @@ class PageReader:
             groups=_positions(beat, said, self._names.read(self._memory)),
         )
         if said is None:
-            return blank
+            return _moved(blank, beat)
         _, step, phase, started, collective, fingerprint, progress_ns, limit, _, what, since, _ = (
             said
         )
         said_seq = _known(collective)
         beat_is_later = said_seq is None or (beat_ns is not None and beat_ns >= progress_ns)
-        return replace(
+        spoken = replace(
             blank,
             step=None if is_unstepped(what) else step,
             phase=_PHASES.get(phase, Phase.UNKNOWN),
@@ -305,10 +311,26 @@ class PageReader:
             collective_since_ns=since or None,
             detail=detail_of(what),
         )
+        return _moved(spoken, beat)
 
     def close(self) -> None:
         """Let go of the page."""
         self._memory.close()
+
+
+def _moved(spoken: Progress, beat: Sequence[int] | None) -> Progress:
+    """Return what was said, and what was seen since.
+
+    A phase that goes on keeps its start and its limit; movement in it is progress all the same.
+    """
+    if beat is None or beat[6] <= (spoken.progress_ns or 0):
+        return spoken
+    _, _, _, _, phase, started, moved = beat[:7]
+    seen = _PHASES.get(phase, Phase.UNKNOWN)
+    is_held = spoken.phase_limit_ns is not None or spoken.collective_since_ns is not None
+    if is_held or seen is spoken.phase:
+        return replace(spoken, progress_ns=moved)
+    return replace(spoken, phase=seen, phase_started_ns=started, progress_ns=moved, detail="")
 
 
 def _positions(

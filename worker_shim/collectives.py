@@ -19,38 +19,49 @@ from types import ModuleType
 from typing import Any, Final
 
 from scout.page_layout import OPERATION_CODES
-from worker_shim.groups import Groups, Position, digest, sequence_number
+from worker_shim.groups import DIGEST_MASK, Groups, Position, digest, sequence_number
 from worker_shim.patching import Patches, Watcher
 from worker_shim.track import Track
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A method of `ProcessGroup`: what it does, and which argument every rank has alike."""
+    """A method of `ProcessGroup`, and which of its arguments every rank has alike.
+
+    ``alike`` is the argument whose type, and with ``shape`` whose shape, is the same everywhere;
+    ``options`` is the argument that holds the reduction and the root, where there are any.
+    """
 
     operation: str
     alike: int | None = None
     shape: bool = True
+    options: int | None = None
+    reduces: bool = False
+    has_root: bool = False
 
 
 _SINGLE_GATHER: Final = Method(operation="all_gather_into_tensor", alike=1)
-_SINGLE_SCATTER: Final = Method(operation="reduce_scatter_tensor", alike=0)
+_SINGLE_SCATTER: Final = Method(operation="reduce_scatter_tensor", alike=0, options=2, reduces=True)
 _SINGLE_EXCHANGE: Final = Method(operation="all_to_all_single", alike=0, shape=False)
 
 METHODS: Final[Mapping[str, Method]] = {
-    "allreduce": Method(operation="all_reduce", alike=0),
-    "allreduce_coalesced": Method(operation="all_reduce_coalesced", alike=0),
-    "broadcast": Method(operation="broadcast", alike=0),
-    "reduce": Method(operation="reduce", alike=0),
+    "allreduce": Method(operation="all_reduce", alike=0, options=1, reduces=True),
+    "allreduce_coalesced": Method(
+        operation="all_reduce_coalesced", alike=0, options=1, reduces=True
+    ),
+    "broadcast": Method(operation="broadcast", alike=0, options=1, has_root=True),
+    "reduce": Method(operation="reduce", alike=0, options=1, reduces=True, has_root=True),
     "allgather": Method(operation="all_gather", alike=1, shape=False),
     "allgather_coalesced": Method(operation="all_gather_coalesced", alike=1, shape=False),
     "_allgather_base": _SINGLE_GATHER,
     "all_gather_single": _SINGLE_GATHER,
     "allgather_into_tensor_coalesced": _SINGLE_GATHER,
     "all_gather_single_coalesced": _SINGLE_GATHER,
-    "gather": Method(operation="gather", alike=1),
-    "scatter": Method(operation="scatter", alike=0),
-    "reduce_scatter": Method(operation="reduce_scatter", alike=0, shape=False),
+    "gather": Method(operation="gather", alike=1, options=2, has_root=True),
+    "scatter": Method(operation="scatter", alike=0, options=2, has_root=True),
+    "reduce_scatter": Method(
+        operation="reduce_scatter", alike=0, shape=False, options=2, reduces=True
+    ),
     "_reduce_scatter_base": _SINGLE_SCATTER,
     "reduce_scatter_single": _SINGLE_SCATTER,
     "reduce_scatter_tensor_coalesced": _SINGLE_SCATTER,
@@ -65,6 +76,11 @@ METHODS: Final[Mapping[str, Method]] = {
 
 _SEND: Final = OPERATION_CODES["send"]
 _RECV: Final = OPERATION_CODES["recv"]
+KINDS_MAX: Final = 1024
+"""Different collectives whose digest is kept; a script with endless shapes starts over."""
+WORKS_MAX: Final = 1024
+"""Issued operations that were not waited for yet; a script that waits for none starts over."""
+_SPREAD: Final = 0x9E3779B97F4A7C15
 _PEER: Final = 1
 """Which argument of `send` and `recv` is the peer."""
 
@@ -85,7 +101,8 @@ class CollectiveWatch(Watcher):
         super().__init__("collectives are")
         self._track = track
         self._groups = groups
-        self._works: weakref.WeakKeyDictionary[Any, _Call] = weakref.WeakKeyDictionary()
+        self._works: dict[int, tuple[weakref.ref[Any], _Call]] = {}
+        self._kinds: dict[tuple[Any, ...], int] = {}
         self._within: set[int] = set()
 
     def install(self, patches: Patches, torch: ModuleType, distributed: ModuleType) -> None:
@@ -148,7 +165,9 @@ class CollectiveWatch(Watcher):
             return
         try:
             if work is not None:
-                self._works[work] = call
+                if len(self._works) >= WORKS_MAX:
+                    self._works.clear()
+                self._works[id(work)] = weakref.ref(work), call
             elif call.counts_when_waited:
                 call.position.calls += 1
             if not call.is_message:
@@ -178,8 +197,10 @@ class CollectiveWatch(Watcher):
         return _named(wait, "wait", original)
 
     def _call_of(self, work: Any, _args: Sequence[Any]) -> _Call | None:
-        call = self._works.pop(work, None)
-        if call is not None and call.counts_when_waited:
+        held, call = self._works.pop(id(work), (None, None))
+        if held is None or call is None or held() is not work:
+            return None
+        if call.counts_when_waited:
             call.counts_when_waited = False
             call.position.calls += 1
         return call
@@ -194,11 +215,22 @@ class CollectiveWatch(Watcher):
             position.calls += 1
             count = sequence_number(group)
             position.settled = position.calls if count is None else count + 1
-            told = f"{operation}|{position.group}|{position.settled}|{_alike(method, args)}"
-            position.fingerprint, position.operation = digest(told), operation
+            kind = self._kind(operation, method, args)
+            mixed = (kind ^ position.group ^ position.settled * _SPREAD) & DIGEST_MASK
+            position.fingerprint, position.operation = mixed or 1, operation
             return _Call(position)
 
         return describe
+
+    def _kind(self, operation: int, method: Method, args: Sequence[Any]) -> int:
+        """Return a digest of what every member must have alike, their group apart."""
+        alike = (operation, *_alike(method, args))
+        known = self._kinds.get(alike)
+        if known is None:
+            if len(self._kinds) >= KINDS_MAX:
+                self._kinds.clear()
+            known = self._kinds[alike] = digest(repr(alike))
+        return known
 
     def _describe_send(self, group: Any, args: Sequence[Any]) -> _Call | None:
         pair = self._groups.pair(group, int(args[_PEER])) if len(args) > _PEER else None
@@ -217,30 +249,30 @@ class CollectiveWatch(Watcher):
         return _Call(pair, is_message=True, counts_when_waited=True)
 
 
-def _alike(method: Method, args: Sequence[Any]) -> str:
-    """Return what every rank passes alike, as text."""
+def _alike(method: Method, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what every rank passes alike; its text is the same in every process."""
     if method.alike is None or method.alike >= len(args):
-        return ""
-    texts = [_tensors(args[method.alike], method.shape)]
-    for option in args:
-        reduction = getattr(option, "reduceOp", None)
-        if reduction is not None:
-            texts.append(str(getattr(reduction, "op", reduction)))
-        root = getattr(option, "rootRank", None)
-        if root is not None:
-            texts.append(f"root {root}")
-    return "|".join(texts)
+        return ()
+    told = _tensors(args[method.alike], method.shape)
+    if method.options is None or method.options >= len(args):
+        return told
+    options = args[method.options]
+    if method.reduces:
+        reduction = getattr(options, "reduceOp", None)
+        told += (getattr(reduction, "op", reduction),)
+    if method.has_root:
+        told += (getattr(options, "rootRank", None),)
+    return told
 
 
-def _tensors(value: Any, with_shape: bool) -> str:
+def _tensors(value: Any, with_shape: bool) -> tuple[Any, ...]:
     while isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
-    if isinstance(value, (list, tuple)):
-        if not with_shape:
-            return _tensors(value[0], with_shape) if value else ""
-        return ",".join(_tensors(it, with_shape) for it in value)
-    shape = tuple(value.shape) if with_shape else ""
-    return f"{value.dtype}{shape}"
+    if not isinstance(value, (list, tuple)):
+        return (value.dtype, tuple(value.shape)) if with_shape else (value.dtype,)
+    if with_shape:
+        return tuple(_tensors(it, with_shape) for it in value)
+    return _tensors(value[0], with_shape) if value else ()
 
 
 def _compiling(torch: ModuleType) -> Callable[[], bool]:

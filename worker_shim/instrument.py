@@ -98,7 +98,7 @@ class Instruments:
         """Beat, and say where every process group stands.  For the background thread."""
         self.install()
         count, groups = self._groups.sample(with_fingerprints=self._collectives.alive)
-        self._page.beat(now_ns, count, groups)
+        self._page.beat(now_ns, count, groups, self.track.observe(now_ns))
 
     def silence(self) -> None:
         """Publish nothing from now on: in a forked child the page is not ours."""
@@ -189,6 +189,8 @@ class StepWatch(Watcher):
         self._track = track
         self._steps = steps
         self._first: weakref.ref[object] | None = None
+        self._counting = False
+        """A counted step is under way."""
         self.stepping: Callable[[Any], None] | None = None
         """Called before every counted step."""
 
@@ -203,13 +205,15 @@ class StepWatch(Watcher):
     def _before(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
         if self._is_compiling() or not self.alive or not self._counts(optimizer):
             return
+        self._counting = True
         self._track.thread = threading.get_ident()
         self._track.mark(Phase.OPTIMIZER)
         if self.stepping is not None:
             self.stepping(optimizer)
 
     def _after(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if not self._is_compiling() and self.alive and self._counts(optimizer):
+        if self._counting and self._counts(optimizer):
+            self._counting = False
             self._steps.advance()
             self._track.stepped()
 

@@ -4,7 +4,7 @@ Torch's global module hooks would see every module, but while one is registered 
 module pays for it, and `torch.compile` warns and compiles again when it comes or goes.  So the
 model is looked up once, from the parameters of the script's optimizer, and hooks go on its
 outermost module and on the block that it repeats (the class with children whose instances hold
-the most parameters): a few dozen calls a step.
+the most parameters): a handful of calls a step.
 
 Inside backward a hook on one parameter of each block tells that its gradient is complete.  A
 full-backward hook would wrap the block's inputs and outputs in views, which costs memory and
@@ -21,39 +21,72 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from scout.hang import Phase
 from worker_shim.patching import Patches, Watcher
 from worker_shim.track import Track
 
-LAYERS_MAX: Final = 96
-"""Hooked blocks of one model; of more, every second or third is taken."""
+LAYERS_MAX: Final = 2
+"""Hooked blocks of one model, evenly spaced: with its beginning, its end and the group's counts
+they show movement in a pass that takes minutes.  A call out of C++ costs up to 30 µs when the
+caches are cold, so one that takes milliseconds should not make many."""
 ROOTS_MAX: Final = 8
 """Models of one optimizer."""
 LOOKS_MAX: Final = 16
 """Searches for a model in one process; each takes a tenth of a second at most."""
 
+_BACKWARD: Final = int(Phase.BACKWARD)
+_thread: Final = threading.get_ident
 _NEVER_CALLED: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 
 
 class _Hook:
-    """Calls ``act`` and returns nothing.  Pickled, it becomes a call that does nothing."""
+    """What stays on a model.  Copied, it is itself; pickled, it becomes a call that does nothing.
 
-    __slots__ = ("_act",)
+    The price of a hook is paid dozens of times a step, so what repeats itself ends early here.
+    """
 
-    def __init__(self, act: Callable[..., None]) -> None:
-        self._act = act
+    __slots__ = ("_is_compiling", "_on_change", "_track")
 
-    def __call__(self, *args: Any) -> None:
-        self._act(*args)
+    def __init__(
+        self, track: Track, is_compiling: Callable[[], bool], on_change: Callable[[Any], None]
+    ) -> None:
+        self._track = track
+        self._is_compiling = is_compiling
+        self._on_change = on_change
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Hook":
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A model saved whole must load where we are not installed.
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class _ForwardHook(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: Any, _args: Any) -> None:
+        if self._is_compiling():
+            return
+        track = self._track
+        if _thread() == track.thread:
+            track.moves += 1
+            if track.phase != track.forward_phase:
+                self._on_change(module)
+
+
+class _GradientHook(_Hook):
+    __slots__ = ()
+
+    def __call__(self, parameter: Any) -> None:
+        if self._is_compiling():
+            return
+        track = self._track
+        track.moves += 1
+        if track.phase != _BACKWARD:
+            self._on_change(parameter)
 
 
 class LayerWatch(Watcher):
@@ -69,35 +102,29 @@ class LayerWatch(Watcher):
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looks = 0
         self._silent_steps = 0
-        self._seen = 0
+        self._passes = 0
+        """Forward passes seen, so that hooks that fall silent are noticed."""
+        self._passes_before = 0
         self._looking = threading.Lock()
-        self._forward = _Hook(self._on_forward)
-        self._gradient = _Hook(self._on_gradient)
+        self._forward = _ForwardHook(track, self._is_compiling, self._on_forward)
+        self._gradient = _GradientHook(track, self._is_compiling, self._on_gradient)
 
     # --- what torch calls -----------------------------------------------------------------
 
-    def _on_forward(self, module: Any, _args: Any) -> None:
-        if self._is_compiling() or not self.alive:
-            return
-        track = self._track
-        if threading.get_ident() != track.thread:
-            return
-        track.movements += 1
-        if module.training or self._has_gradients():
-            track.mark(track.forward_phase)
-        else:
-            track.mark(Phase.EVALUATE)
+    def _on_forward(self, module: Any) -> None:
+        self._passes += 1
+        is_evaluating = not (module.training or self._has_gradients())
+        self._track.mark(Phase.EVALUATE if is_evaluating else self._track.forward_phase)
 
     def _on_gradient(self, _parameter: Any) -> None:
-        if not self._is_compiling() and self.alive:
-            self._track.mark(Phase.BACKWARD)
+        self._track.mark(Phase.BACKWARD)
 
     def around_backward(self, original: Any) -> Any:
         """Return `torch.autograd.backward` with its beginning and end published."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             track = self._track
-            if self._is_compiling() or not self.alive or threading.get_ident() != track.thread:
+            if self._is_compiling() or not self.alive or _thread() != track.thread:
                 return original(*args, **kwargs)
             around = track.forward_phase
             track.forward_phase = Phase.BACKWARD
@@ -129,8 +156,8 @@ class LayerWatch(Watcher):
 
         A model that is compiled whole is never heard of, so looks become rarer.
         """
-        if self._track.movements != self._seen:
-            self._seen, self._silent_steps = self._track.movements, 0
+        if self._passes != self._passes_before:
+            self._passes_before, self._silent_steps = self._passes, 0
             return
         self._silent_steps += 1
         if self._silent_steps.bit_count() == 1:
@@ -143,7 +170,7 @@ class LayerWatch(Watcher):
         children = {id(it) for module in modules for it in module._modules.values()}  # noqa: SLF001 - `children` is a generator per module
         roots = [it for it in modules if id(it) not in children and _holds_any(it, held)]
         for root in roots[:ROOTS_MAX]:
-            for layer in (root, *repeated_layers(root)):
+            for layer in (root, *_spread(repeated_layers(root))):
                 self._hook_one(layer, is_root=layer is root)
 
     def _hook_one(self, layer: Any, *, is_root: bool) -> None:
@@ -235,7 +262,14 @@ def repeated_layers(root: Any) -> Sequence[Any]:
     )
     if best is None:
         return ()
-    return best.layers[:: -(-len(best.layers) // LAYERS_MAX)]
+    return best.layers
+
+
+def _spread(layers: Sequence[Any]) -> Sequence[Any]:
+    """Return `LAYERS_MAX` of the layers; the first follows the model's own beginning too soon."""
+    later = layers[1:]
+    apart = max(1, -(-len(later) // LAYERS_MAX))
+    return later[apart // 2 :: apart]
 
 
 def _collect(

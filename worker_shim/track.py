@@ -1,11 +1,14 @@
-"""What the training thread is doing, kept here and published at every change.
+"""What the training thread is doing, kept here for whoever publishes it.
 
 Hooks say what they see (`mark`, `enter` and `leave`), the script says what no hook can see
 (`declare`): a phase that the script declared stands until it ends, and whatever hooks see
 meanwhile only shows that it moves.  This module knows no torch.
 
-Every hook costs one publication.  Nothing here raises into training: a page that cannot be
-written any more is let go of, with one line in the rank's log.
+After a kernel that took milliseconds the processor's caches hold nothing of ours, and every line
+touched is paid for.  So what happens many times a step is only noted, in two numbers that the
+background thread looks at ten times a second; a completed step, a collective and a declared phase
+are published at once.  Nothing here raises into training: a page that cannot be written any more
+is let go of, with one line in the rank's log.
 """
 
 import logging
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from scout.hang import Phase
-from scout.page_layout import DETAILS, pack_what
+from scout.page_layout import DETAILS, Movement, pack_what
 from scout.progress import PageWriter
 from worker_shim.session import StepCounter
 
@@ -49,10 +52,14 @@ class Track:
         """The thread that trains: the one that attached, until another one steps."""
         self.forward_phase: int = Phase.FORWARD
         """What a forward pass is now: inside backward, it recomputes activations."""
-        self.movements = 0
-        """Forward passes seen, so that hooks that fall silent are noticed."""
-        self._phase: int = Phase.UNKNOWN
+        self.phase: int = Phase.UNKNOWN
+        self.moves = 0
+        """Counts whatever a hook sees."""
+        self.entries = 0
+        """Counts changes of the phase."""
         self._started_ns = _now()
+        self._started_entry = 0
+        self._seen = (0, 0, 0, 0)
         self._limit_ns = 0
         self._detail = 0
         self._declared: list[Before] = []
@@ -68,28 +75,24 @@ class Track:
     # --- what hooks see -------------------------------------------------------------------
 
     def mark(self, phase: int) -> None:
-        """Say that something moved, and that it was in ``phase``.  For any of torch's threads."""
-        now = _now()
-        if phase != self._phase and not self._declared:
-            self._phase = phase
-            self._started_ns = now
-        self._publish(now)
+        """Note that something moved, and that it was in ``phase``.  For any of torch's threads."""
+        self.moves += 1
+        if phase != self.phase and not self._declared:
+            self.phase = phase
+            self.entries += 1
 
-    def enter(self, phase: int) -> tuple[int, int] | None:
-        """Enter ``phase``; None, and nothing said, for a thread that does not train."""
+    def enter(self, phase: int) -> int | None:
+        """Enter ``phase``; None, and nothing noted, for a thread that does not train."""
         if _thread() != self.thread:
             return None
-        before = (self._phase, self._started_ns)
+        before = self.phase
         self.mark(phase)
         return before
 
-    def leave(self, before: tuple[int, int] | None) -> None:
+    def leave(self, before: int | None) -> None:
         """Go back to where `enter` came from."""
-        if before is None:
-            return
-        if not self._declared:
-            self._phase, self._started_ns = before
-        self._publish(_now())
+        if before is not None:
+            self.mark(before)
 
     def stepped(self) -> None:
         """Publish that an optimizer step is complete; what follows it is not known."""
@@ -97,6 +100,20 @@ class Track:
             self._unstepped = False
             self._describe()
         self.mark(Phase.UNKNOWN)
+        self._publish(_now())
+
+    def observe(self, now: int) -> Movement | None:
+        """Return what was noted, as of now.  For the background thread."""
+        moves, entries, phase = self.moves, self.entries, self.phase
+        seen_moves, seen_entries, started_ns, moved_ns = self._seen
+        if moves == 0:
+            return None
+        if entries != seen_entries or not started_ns:
+            started_ns = now
+        if moves != seen_moves:
+            moved_ns = now
+        self._seen = (moves, entries, started_ns, moved_ns)
+        return Movement(phase=phase, started_ns=started_ns, moved_ns=moved_ns)
 
     # --- what the script says -------------------------------------------------------------
 
@@ -107,16 +124,17 @@ class Track:
         """
         if _thread() != self.thread or len(self._declared) >= DECLARED_MAX:
             return None
-        now = _now()
+        now = self._settle(_now())
         before = Before(
-            phase=self._phase,
+            phase=self.phase,
             started_ns=self._started_ns,
             limit_ns=self._limit_ns,
             detail=self._detail,
         )
         left = max(1, self._limit_ns - (now - self._started_ns)) if self._limit_ns else 0
         self._declared.append(before)
-        self._phase, self._started_ns, self._detail = phase, now, detail
+        self._turn_to(phase, now)
+        self._detail = detail
         self._limit_ns = left if limit_ns is None else limit_ns
         self._describe()
         self._publish(now)
@@ -128,7 +146,7 @@ class Track:
             return
         while self._declared.pop() is not before:
             pass
-        self._phase, self._started_ns = before.phase, before.started_ns
+        self._turn_to(before.phase, before.started_ns)
         self._limit_ns, self._detail = before.limit_ns, before.detail
         self._describe()
         self._publish(_now())
@@ -144,18 +162,22 @@ class Track:
         self._group, self._operation = group, operation
         self._count = 0 if count is None else count + 1
         self._fingerprint = 0 if fingerprint is None else fingerprint + 1
-        before = (self._phase, self._started_ns)
-        self._since_ns = _now()
+        self._since_ns = now = self._settle(_now())
+        before = (self.phase, self._started_ns)
+        if not self._declared:
+            self._turn_to(Phase.COLLECTIVE, now)
         self._describe()
-        self.mark(Phase.COLLECTIVE)
+        self._publish(now)
         return before
 
     def leave_collective(self, before: tuple[int, int] | None) -> None:
         """Say that it came out."""
         if before is not None:
             self._since_ns = 0
+            if not self._declared:
+                self._turn_to(*before)
             self._describe()
-            self.leave(before)
+            self._publish(_now())
 
     # --- the page -------------------------------------------------------------------------
 
@@ -168,11 +190,24 @@ class Track:
             self._operation, self._since_ns != 0, self._detail, unstepped=self._unstepped
         )
 
+    def _turn_to(self, phase: int, started_ns: int) -> None:
+        self.phase, self._started_ns = phase, started_ns
+        self.entries += 1
+        self._started_entry = self.entries
+
+    def _settle(self, now: int) -> int:
+        """Date a phase that was only noted: it began since the last publication."""
+        if self.entries != self._started_entry:
+            self._started_entry = self.entries
+            self._started_ns = now
+        return now
+
     def _publish(self, now: int) -> None:
+        self._settle(now)
         try:
             self._write(
                 self.steps.step,
-                self._phase,
+                self.phase,
                 self._started_ns,
                 0,
                 self._fingerprint,
