@@ -35,6 +35,7 @@ class PeerResult:
     """Whom the peer named."""
 
     name: str
+    rank: int
     said: str
     is_right: bool
 
@@ -83,7 +84,7 @@ def _run(python: str, name: str, where: str, rank: int) -> PeerResult:
     took = min((report["after_s"] for report in reports), default=None)
     after = "" if took is None else f", {took:.2f} s"
     whom = " / ".join(str(list(ranks)) for ranks in sorted(named)) or "nobody"
-    return PeerResult(name=name, said=whom + after, is_right=named == {(rank,)})
+    return PeerResult(name=name, rank=rank, said=whom + after, is_right=named == {(rank,)})
 
 
 def _await_reports(folder: Path) -> list[dict[str, object]]:

@@ -305,12 +305,12 @@ def count_false_verdicts(minutes: float, said: Console) -> int:
 def table(rows: Sequence[Row], peer: Sequence[PeerResult]) -> Table:
     """Return the table that is printed."""
     made = Table(title=f"one rank of four holds the others up (threshold {THRESHOLD_S:g} s)")
-    by_name = {it.name: it for it in peer}
+    compared = {(it.name, it.rank): it for it in peer}
     for heading in ("fault", "rank", "named", "evidence", "judged after", "over threshold"):
         made.add_column(heading)
     made.add_column("lm-resiliency")
     for row in rows:
-        theirs = by_name.get(row.fault.name)
+        theirs = compared.get((row.fault.name, row.fault.rank))
         made.add_row(
             row.fault.name,
             str(row.fault.rank),
