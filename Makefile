@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 # Quick ones first: a wrong line is known in seconds, not after the last scenario.
 TESTS_QUICK := $(wildcard tests/unit tests/architecture tests/spec)
 TESTS_SIMULATION := $(wildcard tests/simulation)
-TESTS_WHOLE := $(wildcard tests/component tests/scenarios tests/gpu)
+TESTS_WHOLE := $(wildcard tests/fuzz tests/component tests/scenarios tests/gpu)
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,15 @@ bench-recovery: setup  ## kill -9 and SIGSTOP of a rank, against torchrun
 
 bench-log-rules: setup  ## lines judged per CPU-second, against a loop of re and mtail
 	$(BIN)/python -m benchmarks.log_rules --lines $(or $(LINES),300000) --rounds $(or $(ROUNDS),3)
+
+bench-sidecar-idle: setup  ## what a sidecar costs while nothing is wrong, beside node-exporter
+	$(BIN)/python -m benchmarks.sidecar_idle --seconds $(or $(SECONDS),60)
+
+bench-progress: setup  ## what publishing progress costs a step, and torn reads
+	$(BIN)/python -m benchmarks.progress --pairs $(or $(PAIRS),200)
+
+fuzz: setup-tests  ## arbitrary input for every parser: make fuzz FUZZ_SECONDS=1200
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),120) $(PYTEST) tests/fuzz --timeout 0
 
 simulate: setup  ## the real cores in a simulated world: make simulate SEEDS=25 NODES=64
 	$(BIN)/python -m tests.simulation.run --seeds 1-$(or $(SEEDS),25) --nodes $(or $(NODES),64)

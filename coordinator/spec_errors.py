@@ -69,6 +69,15 @@ class StrictLoader(yaml.SafeLoader):
         built: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return built
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Build a text.  Raises a marked error for one that no file could hold."""
+        value: Any = super().construct_scalar(node)
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise yaml.constructor.ConstructorError(
+                None, None, "an escape here is half of a character", node.start_mark
+            )
+        return value
+
 
 def parse_yaml(text: str, file: str) -> dict[str, Any]:
     """Return the mapping in ``text``.  Raises `SpecError` with line and column."""

@@ -7,7 +7,7 @@ reason.  It opens no socket and starts nothing.
 import re
 import socket
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -85,6 +85,18 @@ class NodeConfig(
         return Path(self.run_dir).absolute() / SOCKET_NAME
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's plain types, without texts that no file and no message could hold."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Build a text, or raise a marked error."""
+        value: Any = super().construct_scalar(node)
+        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            reason = "an escape here is half of a character"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
+        return value
+
+
 def load_node_config(path: Path) -> NodeConfig:
     """Read and check ``path``.  Raises `ConfigError` naming file, field and reason."""
     try:
@@ -94,8 +106,8 @@ def load_node_config(path: Path) -> NodeConfig:
     if len(text) > CONFIG_BYTES_MAX:
         raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, not a node's file")
     try:
-        body = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        body = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(body, dict):
         raise ConfigError(f"{path}: must be a mapping of fields, such as `nodeName: node-0`")

@@ -27,7 +27,8 @@ LEVEL_BITS: Final = 3
 class KernelLine:
     """What the kernel said.  ``uptime_us`` and ``seq`` are known where the transport has them.
 
-    ``fields`` is the record's dictionary (the device, for instance).
+    ``fields`` is the record's dictionary (the device, for instance).  Programs choose the names
+    that the kernel repeats, so control characters are taken out of all that is shown.
     """
 
     text: str
@@ -37,6 +38,15 @@ class KernelLine:
     level: int | None = None
     boot: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("text", "raw"):
+            said: str = getattr(self, name)
+            if not said.isprintable():
+                object.__setattr__(self, name, said.translate(_HARMLESS))
+
+
+_HARMLESS: Final = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "?") | {9: " ", 10: " "}
 
 
 class Mark(StrEnum):

@@ -63,7 +63,7 @@ def test_a_bare_spec_gets_every_default():
         1,
     )
     assert (settings.lease_s, settings.wait_for_nodes_s) == (15, 600)
-    assert settings.startup_deadline_s is None
+    assert settings.startup_deadline_s == 1800
     assert settings.log_rules == ()
 
 
@@ -330,3 +330,10 @@ def test_the_number_of_workers_is_a_sane_number_or_refused(value):
         assert 1 <= parse_job_spec(text, "job.yaml").nproc() <= NPROC_MAX
     except SpecError as error:
         assert error.path == "nprocPerNode"
+
+
+def test_half_a_character_is_refused_where_it_stands():
+    """YAML may escape what no encoding can hold; submitting it would end in a traceback."""
+    assert "line 4, column 13: an escape here is half of a character" in refused(
+        BARE + 'nodePolicy: "\\uD800"\n'
+    )

@@ -288,3 +288,15 @@ def test_an_endless_line_is_looked_at_only_so_far():
     assert len(found.line) <= 1000
     for hostile in (":" * 100_000, "a " * 100_000 + "kernel: ", "INFO: task " + ":1" * 50_000):
         assert KernelJudge(GPUS).take(hostile, at(0)) == []
+
+
+@pytest.mark.parametrize("before", ["6,1,1000000,-;", "[    1.000000] ", "3,1,1,-;\\x1b[2J"])
+def test_a_process_name_in_a_kernel_line_moves_no_cursor(before):
+    """Anybody may name a process; a log that is shown would clear the reader's screen."""
+    line = before + "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=\x1b[2J\x07py, fell off the bus"
+    judge = KernelJudge(GPUS)
+    for finding in judge.take(line.replace("\\x1b[2J", ""), at(0)):
+        assert finding.message.isprintable()
+        assert finding.line.isprintable()
+    assert judge.counters.xids
+    assert all(one.message.isprintable() for one in KernelJudge(GPUS).take(line, at(0)))

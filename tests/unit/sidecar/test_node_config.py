@@ -125,3 +125,11 @@ def test_a_file_that_is_not_there_is_told_in_one_line(tmp_path):
 def test_a_configuration_made_by_a_command_line_is_checked_alike(write):
     """Flags would slip past what a file is held to."""
     check_node_config(write(""))
+
+
+@pytest.mark.parametrize("text", ['host: "\\uD800"', "host: 2026-13-45", "host: " + "[" * 5000])
+def test_what_yaml_itself_cannot_build_is_told_in_one_line(write, text):
+    """A node that a typing error keeps out would say so in a traceback."""
+    with pytest.raises(ConfigError) as caught:
+        write(text)
+    assert "\n" not in str(caught.value)
