@@ -27,6 +27,8 @@ SURVIVORS_WAIT: Final = Duration(5 * SECOND)
 replaced.  A lost one is replaced at once."""
 SPARES_HELD_BACK: Final = Duration(30 * SECOND)
 """At the first start spares are kept for faults; after this wait they may fill a gap."""
+UNTOLD_STEPS_WAIT: Final = Duration(30 * SECOND)
+"""Workers that tell no steps count as recovered when they have run for so long."""
 STALL_RETRY: Final = Duration(1 * SECOND)
 """Pause between two judgements of a stall that convicted nobody."""
 
@@ -178,20 +180,21 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     statuses = [status for _, status in known]
     if all(status.state is AgentState.COMPLETED for status in statuses):
         return desk.end(JobPhase.COMPLETED, "every worker ended with exit status 0", now)
-    steps = [rank.step for status in statuses for rank in status.ranks]
-    if not desk.stepped or all(step is not None for step in steps):
+    ranks = [rank for status in statuses for rank in status.ranks]
+    if all(rank.step is not None for rank in ranks):
         desk.stamp(IncidentPhase.FIRST_STEP, now)
         desk.memory.close(Outcome.RECOVERED)
-    if None in steps:
-        _watch_start(desk, steps.count(None), now)
-    else:
         _watch_stall(desk, statuses, now)
+    elif any(rank.attached for rank in ranks):
+        _watch_start(desk, sum(rank.attached and rank.step is None for rank in ranks), now)
+    elif since(desk.phase_since, now) >= UNTOLD_STEPS_WAIT:
+        desk.memory.close(Outcome.RECOVERED)
     return []
 
 
 def _watch_start(desk: Desk, silent: int, now: Instant) -> None:
     limit_s = desk.settings.startup_deadline_s
-    if limit_s is not None and since(desk.phase_since, now) >= seconds(limit_s):
+    if since(desk.phase_since, now) >= seconds(limit_s):
         report = own_faults.startup_timeout(silent, limit_s)
         desk.fault(desk.state.world[0], report, now)
 

@@ -42,8 +42,9 @@ class JobSettings:
     heartbeat_s: float = 1.0
     wait_for_nodes_s: float = 600.0
     """Longest wait for enough nodes before the job fails."""
-    startup_deadline_s: float | None = None
-    """Longest wait for every rank's first step; None leaves a start unbounded."""
+    startup_deadline_s: float = 1800.0
+    """Longest wait for the first step of a rank that attached: reading a large model and compiling
+    it takes minutes, and a start that hangs must not hang for ever."""
     stop_grace_s: float = 0.0
     """Between a polite signal and SIGKILL.  After a fault nothing is gained by politeness."""
     stop_timeout_s: float = 20.0

@@ -73,7 +73,7 @@ class RunPolicy(
     restart_policy: RestartPolicySpec = RestartPolicySpec()
     clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None = None
     active_deadline_seconds: Seconds | None = None
-    startup_deadline_seconds: Seconds | None = None
+    startup_deadline_seconds: Seconds = 1800.0
     fault_deadline_seconds: Seconds | None = None
     ttl_seconds_after_finished: Annotated[int, Meta(ge=-1)] | None = None
     suspend: bool = False

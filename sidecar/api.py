@@ -121,6 +121,8 @@ class RankStatus:
     stall_limit_ns: int | None = None
     """Silence after which this rank counts as stalled now; None while it is not judged."""
     stall_armed: bool = False
+    attached: bool = False
+    """True once the worker has spoken to its sidecar: it will tell its steps."""
     """True when that limit was learned from the rank's own history or declared by its script."""
     labels: Mapping[str, str] = field(default_factory=dict)
 

@@ -26,6 +26,7 @@ class Worker:
     step: int | None = None
     progress_at: Instant | None = None
     stalled: bool = False
+    attached: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     limit: Limit | None = None
     """The silence allowed to it now, None while stalls are not judged."""
@@ -68,6 +69,7 @@ class Worker:
             stalled=self.stalled,
             stall_limit_ns=None if self.limit is None else self.limit.ns,
             stall_armed=self.limit is not None and self.limit.armed,
+            attached=self.attached,
             labels=self.labels,
         )
 

@@ -42,6 +42,7 @@ def hear(
 ) -> Heard:
     """Take in a message of the present generation from global ``rank``."""
     done = Ack(reply_to=seq)
+    fresh, worker.attached = not worker.attached, True
     match message:
         case JobFault():
             return Heard(reply=done, fault=reported_fault(message, rank), news=True)
@@ -58,4 +59,4 @@ def hear(
         case CheckpointQuery():
             return Heard(reply=checkpoint_answer(chosen, message.prefix, seq))
         case Init() | CheckpointInit() | Heartbeat():
-            return Heard(reply=done)
+            return Heard(reply=done, news=fresh)

@@ -168,7 +168,10 @@ def _join(args: argparse.Namespace) -> int:
     if args.job_spec is not None:
         settings = job_settings(args)
         args.job, args.nproc_per_node = settings.job, settings.nproc_per_node
-    config = check_node(args, job=args.job or _ask_job(client), url=client.url)
+    if args.job is None or args.nproc_per_node is None:
+        job, nproc = _ask_job(client)
+        args.job, args.nproc_per_node = args.job or job, args.nproc_per_node or nproc
+    config = check_node(args, job=args.job, url=client.url)
     _say_where(config)
 
     from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
@@ -273,12 +276,13 @@ def _say_where(config: "NodeConfig") -> None:
     log.info("the workers' output goes to %s", folder)
 
 
-def _ask_job(client: Client) -> str:
-    """Return the name of the job that the coordinator serves, however long that takes."""
+def _ask_job(client: Client) -> tuple[str, int]:
+    """Return the coordinator's job and its workers a node, however long that takes."""
     pause_s, said = RETRY_S_MIN, False
     while True:
         try:
-            return str(client.get("healthz")["job"])
+            job = client.get("v1", "job")
+            return str(job["job"]), int(job["nproc_per_node"])
         except UserError as error:
             if error.exit_code != UNREACHABLE:
                 raise
