@@ -715,6 +715,44 @@ def test_c87_of_several_modes_asked_for_the_deepest_holds_and_a_late_word_is_dro
     assert (bench.core.state.generation, bench.core.state.phase) == (2, JobPhase.RUNNING)
 
 
+def test_a_start_without_a_first_step_is_no_recovery():
+    """A job that crashes at every start would look healthy in every chart."""
+    bench = running()
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    for name in bench.core.state.world:
+        rank = bench.nodes[name].report.ranks[0]
+        bench.nodes[name].tell(ranks=(replace(rank, attached=True),))
+    bench.wait(60)
+    assert bench.incident().outcome is Outcome.OPEN
+    bench.step(21)
+    assert bench.incident().outcome is Outcome.RECOVERED
+    assert bench.incident().at(IncidentPhase.FIRST_STEP) is not None
+
+
+def test_workers_that_tell_no_steps_count_as_recovered_after_a_while():
+    """A script without the shim would keep its incident open for ever."""
+    bench = Bench()
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(20)
+    assert bench.incident().outcome is Outcome.OPEN
+    bench.wait(20)
+    assert bench.incident().outcome is Outcome.RECOVERED
+    assert bench.incident().at(IncidentPhase.FIRST_STEP) is None
+
+
+def test_a_start_that_hangs_before_its_first_step_is_a_fault():
+    """Nothing else would ever notice: there is no progress yet that could fall silent."""
+    bench = Bench(startup_deadline_s=100.0)
+    for name in bench.core.state.world:
+        rank = bench.nodes[name].report.ranks[0]
+        bench.nodes[name].tell(ranks=(replace(rank, attached=True),))
+    bench.wait(90)
+    assert bench.core.state.generation == 1
+    bench.wait(20)
+    assert bench.core.state.generation == 2
+    assert bench.incident().faults[0].report.kind is FaultKind.STARTUP_TIMEOUT
+
+
 def ask(bench: Bench, action: str, node: str | None = None) -> None:
     """Let a person ask."""
     bench.feed(OperatorAsked(action=action, who="mia", why="a drill", node=node))
