@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--linger",
         type=seconds,
-        default=2.0,
+        default=60.0,
         metavar="SECONDS",
-        help="how long the ended job can still be looked at (default: 2)",
+        help="how long the ended job can still be looked at and scraped (default: 60)",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
 
