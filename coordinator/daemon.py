@@ -65,6 +65,8 @@ class CoordinatorConfig:
     allow_insecure_bind: bool = False
     linger_s: float = 2.0
     """How long the finished job can still be looked at, once every sidecar has left."""
+    admit_label: tuple[str, str] | None = field(default=None, repr=False)
+    """A label that a sidecar must carry to be let in; None lets in every one of the job."""
     refuse_ended: bool = False
     """Whether a job that ended before is an error; a supervised one answers with its outcome."""
 
@@ -121,7 +123,12 @@ class _Coordinator:
         self._history = History()
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
         self._core = JobCore(settings, state, time.time_ns() - now, now)
-        self._fleet = Fleet(self._inbox, job=settings.job, heartbeat_s=settings.heartbeat_s)
+        self._fleet = Fleet(
+            self._inbox,
+            job=settings.job,
+            heartbeat_s=settings.heartbeat_s,
+            admit_label=config.admit_label,
+        )
         self._outbox = Outbox(commit=self._commit, execute=self._execute)
         self._finished: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._ended_before = state.phase.terminal

@@ -5,6 +5,7 @@ be read": who may join and what a silence means is decided by the job core.
 """
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -65,8 +66,16 @@ class _Link:
 class Fleet:
     """Every open link of one job's coordinator."""
 
-    def __init__(self, inbox: "asyncio.Queue[Event]", *, job: str, heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        inbox: "asyncio.Queue[Event]",
+        *,
+        job: str,
+        heartbeat_s: float,
+        admit_label: tuple[str, str] | None = None,
+    ) -> None:
         self._inbox = inbox
+        self._admit_label = admit_label
         self._welcome = Welcome(job=job, heartbeat_s=heartbeat_s)
         self._links: dict[int, _Link] = {}
         self._presented: set[int] = set()
@@ -154,6 +163,10 @@ class Fleet:
             return
         if not isinstance(hello, Hello):
             raise InvalidMessageError(f"the first message must be hello, not {hello.TYPE}")
+        if self._admit_label is not None:
+            name, secret = self._admit_label
+            if not hmac.compare_digest(hello.labels.get(name, "").encode(), secret.encode()):
+                raise InvalidMessageError("this coordinator serves the job of one machine only")
         self._presented.add(link.number)
         await self._inbox.put(LinkOpened(link=link.number, hello=hello))
         while (message := await self._next(link)) is not None:

@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 MESSAGE_BYTES_MAX: Final = 8 << 20
 """Largest message between sidecar and coordinator: 64 ranks with full log tails stay far below."""
+INTEGER_MAX: Final = (1 << 63) - 1
+"""Largest number that every JSON library takes for a whole one."""
 
 
 class InvalidMessageError(ValueError):
@@ -22,9 +24,17 @@ class InvalidMessageError(ValueError):
 
 
 def encode(message: Any) -> bytes:
-    """Return the JSON bytes of a vocabulary dataclass, its ``type`` first."""
+    """Return the JSON bytes of a vocabulary dataclass, its ``type`` first.
+
+    Text that has no UTF-8 form (a path's undecodable bytes) and numbers beyond 64 bits are sent
+    as what comes closest: one odd word must not keep a whole node from being heard.
+    """
     body = {item.name: getattr(message, item.name) for item in fields(message)}
-    return orjson.dumps({"type": message.TYPE, **body}, default=_plain)
+    plain = {"type": message.TYPE, **body}
+    try:
+        return orjson.dumps(plain, default=_plain)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_sendable(msgspec.to_builtins(plain)))
 
 
 def decode(data: bytes | str, table: Mapping[str, type[T]]) -> T:
@@ -53,6 +63,21 @@ def from_plain(body: Any, cls: type[T]) -> T:
 def to_plain(value: Any) -> Any:
     """Return ``value`` as plain JSON values."""
     return orjson.loads(orjson.dumps(value, default=_plain))
+
+
+def _sendable(value: Any) -> Any:
+    """Return plain ``value`` with every text and number in a form that JSON here has."""
+    match value:
+        case str():
+            return value.encode(errors="replace").decode()
+        case bool() | None | float():
+            return value
+        case int():
+            return max(-INTEGER_MAX, min(INTEGER_MAX, value))
+        case Mapping():
+            return {_sendable(str(key)): _sendable(item) for key, item in value.items()}
+        case _:
+            return [_sendable(item) for item in value]
 
 
 def _plain(value: Any) -> Any:

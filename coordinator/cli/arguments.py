@@ -77,6 +77,11 @@ def positive(text: str) -> int:
     return _number(text, 1, 1_000_000, "a number from 1 on")
 
 
+def workers(text: str) -> int:
+    """Return a number of workers of one node."""
+    return _number(text, 1, 1024, "a number of workers from 1 to 1024")
+
+
 def port(text: str) -> int:
     """Return a port; 0 means any free one."""
     return _number(text, 0, 65_535, "a port from 0 (any free one) to 65535")

@@ -12,9 +12,9 @@ from coordinator.cli.arguments import (
     DEFAULT_PORT,
     add_token_file,
     port,
-    positive,
     read_token,
     seconds,
+    workers,
 )
 from coordinator.cli.errors import UserError
 from coordinator.cli.log_lines import start_logging
@@ -67,7 +67,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--nproc-per-node",
         "--nproc_per_node",
-        type=positive,
+        type=workers,
         metavar="K",
         help="workers of a node (default: 1)",
     )

@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import logging
 import re
+import secrets
 import socket
 import tempfile
 import time
@@ -190,6 +191,8 @@ def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
             f"--standalone is one node, not {settings.nnodes}; raise --nproc-per-node, or start"
             " `outrider coordinator` and one `outrider run --coordinator URL` per node"
         )
+    own = ("outrider-standalone", secrets.token_hex(8))
+    args.label.append(own)
     args.nproc_per_node = settings.nproc_per_node
     args.host = args.host or "127.0.0.1"
     _say_where(check_node(args, job=settings.job, url=args.coordinator))
@@ -209,6 +212,7 @@ def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
         token=read_token(args.token_file),
         linger_s=0.0,
         refuse_ended=True,
+        admit_label=own,
     )
 
     def sidecar(url: str, stop: asyncio.Event) -> Coroutine[Any, Any, int]:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shutil
+import stat
 import sysconfig
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -193,8 +194,9 @@ def _read(pid: int, flight_record: Path) -> _Read:
         missing.append("its process has ended")
     collectives: tuple[str, ...] = ()
     try:
-        with flight_record.open("rb") as file:
-            collectives = flight_lines(file.read(RECORD_BYTES_MAX))
+        if stat.S_ISREG(flight_record.stat().st_mode):  # opening a pipe would wait for its writer
+            with flight_record.open("rb") as file:
+                collectives = flight_lines(file.read(RECORD_BYTES_MAX))
     except FileNotFoundError:
         pass  # torch was not asked to keep one
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ import orjson
 
 from sidecar.codec import InvalidMessageError, from_plain
 from sidecar.events import WorkerSpoke
-from worker_shim.framing import BadFrame, Decoder, encode
+from worker_shim.framing import BadFrame, Decoder, FrameTooLargeError, encode
 from worker_shim.messages import (
     PROTOCOL_VERSION,
     WORKER_MESSAGES,
@@ -224,7 +224,12 @@ class WorkerServer:
             _LOG.warning("local rank %d does not read its replies; closing", connection.local_rank)
             transport.abort()
             return False
-        connection.writer.write(encode(reply_frame(reply)))
+        try:
+            frame = encode(reply_frame(reply))
+        except (FrameTooLargeError, UnicodeEncodeError):
+            short = Refusal(reply_to=None, reason="the answer would be too large to send")
+            frame = encode(reply_frame(short))
+        connection.writer.write(frame)
         return True
 
 
