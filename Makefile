@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
-.PHONY: bench-hang bench-recovery bench-log-rules simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
+.PHONY: bench-hang bench-progress bench-recovery bench-log-rules simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 

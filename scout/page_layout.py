@@ -157,19 +157,20 @@ class Region:
 
 
 _CHECK: Final = struct.Struct("=I")
+_SEQUENCE: Final = struct.Struct("=Q")
 
 
 def newest_words(
     memory: mmap.mmap, slots: tuple[int, int], layout: struct.Struct
 ) -> tuple[int, ...] | None:
     """Return the slot with the highest sequence among those whose checksum holds."""
-    whole: list[tuple[int, ...]] = []
-    for at in slots:
+    first, second = (_SEQUENCE.unpack_from(memory, at)[0] for at in slots)
+    for at in slots if first > second else slots[::-1]:
         copy = memory[at : at + layout.size + _CHECK.size]
         body = copy[: layout.size]
         if _CHECK.unpack(copy[layout.size :])[0] == zlib.crc32(body):
-            whole.append(layout.unpack(body))
-    return max(whole, default=None)
+            return layout.unpack(body)
+    return None
 
 
 def pack_beat(

@@ -77,6 +77,9 @@ __all__ = [
     "create_page",
 ]
 
+_pack: Final = PROGRESS.pack
+_pack_checked: Final = PROGRESS_CHECKED.pack_into
+_check: Final = zlib.crc32
 _PHASES: Final = {int(phase): phase for phase in Phase}
 
 
@@ -205,7 +208,7 @@ class PageWriter:
     ) -> None:
         """Publish the words as they stand on the page (see `scout.page_layout`), for speed."""
         sequence = self._published + 1
-        body = PROGRESS.pack(
+        body = _pack(
             sequence,
             step,
             phase,
@@ -219,9 +222,7 @@ class PageWriter:
             since_ns,
             count,
         )
-        PROGRESS_CHECKED.pack_into(
-            self._memory, PROGRESS_SLOTS[sequence & 1], body, zlib.crc32(body)
-        )
+        _pack_checked(self._memory, PROGRESS_SLOTS[sequence & 1], body, _check(body))
         self._published = sequence
 
     def beat(

@@ -185,25 +185,24 @@ class StepCounter:
     then steps count from the start of this process.
     """
 
-    __slots__ = ("_completed", "_offset")
+    __slots__ = ("_completed", "_offset", "step")
 
     def __init__(self) -> None:
         self._completed = 0
         self._offset = 0
-
-    @property
-    def step(self) -> int:
-        """Completed steps of the job, as far as this process knows."""
-        return self._completed + self._offset
+        self.step = 0
+        """Completed steps of the job, as far as this process knows.  To be read only."""
 
     def advance(self) -> int:
         """Count one completed optimizer step and return the job's step."""
         self._completed += 1
-        return self._completed + self._offset
+        self.step = self._completed + self._offset
+        return self.step
 
     def anchor(self, step: int) -> None:
         """The script says that exactly ``step`` steps are complete now."""
         self._offset = step - self._completed
+        self.step = step
 
 
 def parse_reply(frame: Mapping[str, Any]) -> SidecarReply | None:

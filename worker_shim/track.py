@@ -27,6 +27,8 @@ from worker_shim.session import StepCounter
 DECLARED_MAX: Final = 32
 """Declared phases inside one another; a script that nests deeper forgot to leave some."""
 
+_UNKNOWN: Final = int(Phase.UNKNOWN)
+
 _log: Final = logging.getLogger("outrider")
 _now: Final = time.monotonic_ns
 _thread: Final = threading.get_ident
@@ -99,8 +101,13 @@ class Track:
         if self._unstepped:
             self._unstepped = False
             self._describe()
-        self.mark(Phase.UNKNOWN)
-        self._publish(_now())
+        self.moves += 1
+        now = _now()
+        if not self._declared:
+            self.phase, self._started_ns = _UNKNOWN, now
+            self.entries += 1
+            self._started_entry = self.entries
+        self._publish(now)
 
     def observe(self, now: int) -> Movement | None:
         """Return what was noted, as of now.  For the background thread."""
@@ -203,7 +210,8 @@ class Track:
         return now
 
     def _publish(self, now: int) -> None:
-        self._settle(now)
+        if self.entries != self._started_entry:
+            self._settle(now)
         try:
             self._write(
                 self.steps.step,
