@@ -57,7 +57,7 @@ def test_an_address_that_is_no_url_is_refused(capsys: pytest.CaptureFixture[str]
     [
         (["launch"], "invalid choice: 'launch'"),
         (["status", "--jsn"], "--jsn"),
-        (["incidents", "--limit", "0"], "'0' is not a number of workers from 1"),
+        (["incidents", "--limit", "0"], "'0' is not a number from 1 on"),
         (["incidents", "--limit", "\u0664"], "is not a number"),
         (["wait", "--timeout", "soon"], "'soon' is not a number of seconds"),
         (["wait", "--timeout", "nan"], "'nan' is not a number of seconds"),
