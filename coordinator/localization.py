@@ -5,7 +5,7 @@ a node that does not answer before the deadline is judged by its silence.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.incidents import Finding, NodeFault
 from scout.clock import Duration, Instant, after
@@ -14,6 +14,8 @@ from sidecar.api import EvidenceReport, FaultKind, ProgressReport
 
 _SELF_EVIDENT = frozenset({FaultKind.GPU_FATAL, FaultKind.NODE_LOST, FaultKind.OPERATOR})
 """Findings that no later report can overturn."""
+_WEAK = frozenset({"low", "none"})
+"""Confidences that another look may raise."""
 _DEADLY_SIGNALS = frozenset({4, 7, 8, 9, 11})
 """SIGILL, SIGBUS, SIGFPE, SIGKILL and SIGSEGV.  Losing a peer ends nobody this way, while an
 abort (SIGABRT) is also how a watchdog ends the peers of the one that broke."""
@@ -29,6 +31,9 @@ class Round:
     evidence_wait: Duration
     asked: set[str] = field(default_factory=set)
     replies: dict[str, ProgressReport] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    """Who answered the present look."""
+    is_second_look: bool = False
     evidence: dict[str, EvidenceReport] = field(default_factory=dict)
     evidence_until: Instant | None = None
     """None until the verdict is there and only evidence is waited for."""
@@ -39,8 +44,12 @@ class Round:
             return
         if isinstance(report, EvidenceReport):
             self.evidence[report.node] = report
-        else:
-            self.replies[report.node] = report
+            return
+        before = self.replies.get(report.node)
+        if before is not None and before.evidence_follows:
+            report = replace(report, evidence_follows=True)
+        self.replies[report.node] = report
+        self.answered.add(report.node)
 
     def snapshots(self) -> tuple[RankSnapshot, ...]:
         """Return what was seen, by rank."""
@@ -57,7 +66,20 @@ class Round:
 
     def collected(self, expected: Collection[str], now: Instant) -> bool:
         """Return True when nobody is left to wait for, or waiting has lasted long enough."""
-        return now >= self.deadline or all(node in self.replies for node in expected)
+        return now >= self.deadline or all(node in self.answered for node in expected)
+
+    def look_again(self, finding: Finding) -> bool:
+        """Return True, once, when everybody is to be looked at a second time.
+
+        The first look may come milliseconds after a crash, when the ranks that would speak
+        against the culprit are still on their way to where it crashed.
+        """
+        if self.is_second_look or finding.confidence not in _WEAK:
+            return False
+        self.is_second_look = True
+        self.asked.clear()
+        self.answered.clear()
+        return True
 
     def settled(self, finding: Finding, faults: Sequence[NodeFault], now: Instant) -> bool:
         """Return True when further reports would change nothing, or had their time."""

@@ -14,6 +14,7 @@ from coordinator.desk import Desk, broken_device, is_idle, is_ready
 from coordinator.events import Effect, Say
 from coordinator.evidence import with_evidence
 from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
+from coordinator.localization import Round
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
 from coordinator.picture import hang_confirmed, places
@@ -213,7 +214,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     for view in desk.world():
         if view.link is not None and view.node not in asked.asked:
             asked.asked.add(view.node)
-            effects += desk.send(view, _inspect(desk, asked.id), now)
+            effects += desk.send(view, _inspect(desk, asked), now)
     if not asked.collected(set(desk.state.world) - desk.gone(now), now):
         return effects
     snapshots = asked.snapshots()
@@ -227,6 +228,10 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     stall_only = desk.memory.stall_only
     if not stall_only and not asked.settled(finding, incident.faults, now):
         return effects
+    if not stall_only and asked.look_again(finding):
+        for node in desk.state.world:
+            desk.send_again(node)
+        return [*effects, *_localizing(desk, now)]
     stall_ns = seconds(desk.settings.stall_timeout_s)
     if stall_only and not hang_confirmed(finding, snapshots, stall_ns):
         return [*effects, *_dismiss_stall(desk, finding, now)]
@@ -242,9 +247,13 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     return [*effects, Say(level="WARNING", text=f"stopping every node: {finding.why}")]
 
 
-def _inspect(desk: Desk, round_id: int) -> Inspect:
-    """Ask for a look that is back in time: a fifth of the budget is for the way."""
-    return Inspect(round_id=round_id, evidence_budget_s=desk.settings.evidence_budget_s * 0.8)
+def _inspect(desk: Desk, asked: Round) -> Inspect:
+    """Ask for a look that is back in time: a fifth of the budget is for the way.
+
+    Evidence is asked for once.
+    """
+    budget_s = 0.0 if asked.is_second_look else desk.settings.evidence_budget_s * 0.8
+    return Inspect(round_id=asked.id, evidence_budget_s=budget_s)
 
 
 def _judge(desk: Desk, incident: Incident) -> Finding:

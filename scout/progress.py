@@ -339,7 +339,7 @@ def _positions(
 ) -> tuple[GroupPosition, ...]:
     """Return the sampled groups.
 
-    That it went into a collective or came out of it, the training thread says earlier, and a
+    That it entered a collective or came out of it, the training thread says earlier, and a
     process that died of it is never sampled again.
     """
     if beat is None:
@@ -351,7 +351,7 @@ def _positions(
             continue
         is_own = said is not None and said[8] == group
         is_inside_now = said[10] != 0 if said is not None and is_own else is_inside(what)
-        if said is not None and is_own and is_inside_now and said[11] > count:
+        if said is not None and is_own and said[11] > count:
             count, fingerprint, what = said[11], said[5], said[9]  # noqa: PLW2901 - a later word
         positions.append(
             GroupPosition(

@@ -319,3 +319,18 @@ def test_a_checkpoint_phase_says_which_way_the_bytes_go(page):
     PageWriter.open(page, 7).write(1, Phase.CHECKPOINT, 5, 0, 0, 5, 9, 0, pack_what(0, False, 2))
     said = PageReader.open(page, 7).read()
     assert (said.phase, said.detail, said.phase_limit_ns) == (Phase.CHECKPOINT, "write", 9)
+
+
+@pytest.mark.parametrize("since_ns", [0, 60])
+def test_a_collective_entered_since_the_last_sample_is_shown(page, since_ns):
+    """A process that dies of a collective is never sampled in it, and its vote would be missing."""
+    reader, writer = PageReader.open(page, 7), PageWriter.open(page, 7)
+    writer.beat(50, 8, [words(1, (0, 1), seq=8, fingerprint=70, operation=1)])
+    what = pack_what(2, inside=since_ns != 0)
+    writer.write(3, Phase.COLLECTIVE, 60, 0, 91, 60, 0, 1, what, since_ns, 10)
+    (shown,) = reader.read().groups
+    assert (shown.seq, shown.fingerprint, shown.op) == (9, 90, "all_reduce")
+    assert shown.inside is (since_ns != 0)
+    writer.beat(70, 12, [words(1, (0, 1), seq=12, fingerprint=71, operation=1)])
+    (shown,) = reader.read().groups
+    assert (shown.seq, shown.fingerprint, shown.inside) == (12, 71, False)
