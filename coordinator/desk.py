@@ -20,6 +20,9 @@ from coordinator.settings import JobSettings
 from scout.clock import SECOND, Duration, Instant, after, seconds, since
 from sidecar.api import AgentState, Command, FaultKind, FaultReport, StatusReport
 
+REDIAL_WAIT_MAX: Final = Duration(7 * SECOND)
+"""Longest pause of a sidecar between two tries to reach its coordinator, and a margin: a restarted
+coordinator counts nobody's lease before everybody had a try."""
 RESEND_AFTER: Final = Duration(1 * SECOND)
 """A command whose effect has not been seen is sent again after this time."""
 
@@ -42,7 +45,7 @@ class Desk:
         )
         for node, reason in state.excluded.items():
             self.members.exclude(node, reason)
-        self.members.expect(state.world, now)
+        self.members.expect(state.world, after(now, REDIAL_WAIT_MAX))
         self.ledger = CheckpointLedger.restored(state.complete_checkpoints, state.generation)
         self.round: Round | None = None
         self.stepped = bool(state.complete_checkpoints)
