@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
-.PHONY: bench-hang bench-progress bench-recovery bench-log-rules simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
+.PHONY: bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -67,6 +67,9 @@ bench-sidecar-idle: setup  ## what a sidecar costs while nothing is wrong, besid
 
 bench-progress: setup  ## what publishing progress costs a step, and torn reads
 	$(BIN)/python -m benchmarks.progress --pairs $(or $(PAIRS),200)
+
+bench-signature: setup  ## the tensor digest's speed and misses, beside torch's own
+	$(BIN)/python -m benchmarks.signature --trials $(or $(TRIALS),6000)
 
 fuzz: setup-tests  ## arbitrary input for every parser: make fuzz FUZZ_SECONDS=1200
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),120) $(PYTEST) tests/fuzz --timeout 0
