@@ -274,6 +274,7 @@ class _Sidecar:
         if self._config.warm_workers and any(seen.step is not None for seen in event.ranks):
             pids, modules = self._launcher.pids(), self._config.warm_modules
             self._warm.stepped(event.generation, pids, modules)
+        self._logs.saw_progress(event.generation, event.ranks)
         self.put(event)
 
     def _heard_launcher(self, event: Event) -> None:

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from scout.clock import Duration, Instant
+from scout.clock import Instant
 from sidecar.logs.block import Block, block_of
 from sidecar.logs.gate import gate_of
 from sidecar.logs.numbers import Extracted, number
 from sidecar.logs.patterns import Hits
-from sidecar.logs.phases import Phases
+from sidecar.logs.phases import Declared, Phases
 from sidecar.logs.prefixes import without_prefix
 from sidecar.logs.records import IndentedRecords
 from sidecar.logs.rules import LogRule, RankScope
@@ -144,14 +144,12 @@ class LogEvaluator:
         """Return when `timer` may find something, or None while only lines can."""
         return self._next_deadline()
 
-    def begin_phase(self, name: str, limit: Duration, now: Instant) -> None:
-        """Allow silence for ``limit``: the worker itself says that it evaluates, or compiles."""
-        self.phases.begin(name, limit, now)
-        self._node.changes += 1
-
-    def end_phase(self, name: str, now: Instant) -> None:
-        """The worker says that it is done."""
-        self.phases.end(name, now)
+    def turn_phase(self, before: Declared | None, phase: Declared | None, now: Instant) -> None:
+        """Leave the phase that the worker declared ``before``, and enter the one it is in now."""
+        if before is not None:
+            self.phases.end(before.name, now)
+        if phase is not None:
+            self.phases.begin(phase.name, phase.limit, phase.since)
         self._node.changes += 1
 
     @property

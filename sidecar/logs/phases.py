@@ -1,12 +1,48 @@
 """Stretches in which a rank may be silent for longer: evaluation, a checkpoint, compilation.
 
 Decides how long silence is allowed.  Every phase is bounded, and one that ran out cannot be opened
-again before the rank made progress: a loop that prints "evaluating" for ever is a hang.
+again before the rank made progress: a loop that prints "evaluating" for ever is a hang.  Patterns
+open and close phases, and so does the worker itself, whose page says what it declared.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from scout.clock import Duration, Instant, after
+from scout.clock import MILLISECOND, Duration, Instant, after
+from scout.snapshot import Phase, RankSnapshot
+
+SAME_WITHIN: Final = Duration(100 * MILLISECOND)
+"""Two looks at one phase date its beginning from an age each, so not to the nanosecond alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A phase that a worker says it is in: it began at ``since`` and may last ``limit``."""
+
+    name: str
+    since: Instant
+    limit: Duration
+
+    def is_same_as(self, other: "Declared | None") -> bool:
+        """Return whether both looks saw one and the same phase."""
+        return (
+            other is not None
+            and (self.name, self.limit) == (other.name, other.limit)
+            and abs(self.since - other.since) <= SAME_WITHIN
+        )
+
+
+def declared(seen: RankSnapshot, now: Instant) -> Declared | None:
+    """Return the phase that a rank's page declares, None when it declares none.
+
+    Only a phase with a limit is one: what hooks notice by themselves says not how long it may last.
+    """
+    if seen.phase_limit_ns is None:
+        return None
+    kind = "" if seen.phase is Phase.UNKNOWN else f"{seen.phase.name.lower()} "
+    name = f"{kind}(declared)"  # no rule's name, unless somebody insists
+    since = Instant(now - (seen.phase_started_age_ns or 0))
+    return Declared(name=name, since=since, limit=Duration(seen.phase_limit_ns))
 
 
 @dataclass(slots=True)

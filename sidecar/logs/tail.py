@@ -10,7 +10,7 @@ import logging
 import resource
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from scout.clock import Instant, after, seconds
+from scout.snapshot import RankSnapshot
 from sidecar.events import LogFinding
 from sidecar.logs.defaults import default_rules
 from sidecar.logs.evaluator import LogEvaluator, LogState, LogVerdict, clean
 from sidecar.logs.follow import FollowCounters, FollowedFile
 from sidecar.logs.library.choice import Choice
 from sidecar.logs.numbers import Extracted
+from sidecar.logs.phases import Declared, declared
 from sidecar.logs.positions import PositionFile
 from sidecar.logs.rules import LogRule, usable_rules, with_defaults
 from sidecar.logs.silence import NodeView, Place
@@ -68,6 +70,8 @@ class _Rank:
     evaluator: LogEvaluator
     choice: Choice
     recent: bytes = b""
+    declared: Declared | None = None
+    """The phase that its worker says it is in."""
 
     def read(self, clock: Callable[[], Instant], *, everything: bool) -> list[LogVerdict]:
         """Read a piece of each stream and judge it; without ``everything``, not of silent ones."""
@@ -131,6 +135,7 @@ class LogWatcher:
         self._clock = clock
         self._poll_s = poll_s
         self._positions = None if positions is None else PositionFile(positions)
+        self._generation: int | None = None
         self._ranks: tuple[_Rank, ...] = ()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-tail")
@@ -155,6 +160,7 @@ class LogWatcher:
         left out; the others hold.
         """
         self.stop()
+        self._generation = generation
         prepare = partial(
             self._prepare,
             generation,
@@ -175,25 +181,28 @@ class LogWatcher:
         if self._ranks:
             # In the same thread, after a read that may be under way.
             self._submit(_close, self._ranks)
-        self._ranks, self._task = (), None
+        self._ranks, self._task, self._generation = (), None, None
 
     def close(self) -> None:
         """Stop for good."""
         self.stop()
         self._thread.shutdown(wait=False)
 
-    def begin_phase(self, local_rank: int, name: str, limit_s: float) -> None:
-        """Allow a rank silence for ``limit_s``: its worker says that it evaluates, or compiles."""
+    def saw_progress(self, generation: int, seen: Iterable[RankSnapshot]) -> None:
+        """Take a look at the workers' pages: a phase declared there allows its rank silence."""
+        if generation != self._generation:
+            return
+        now, pages = self._clock(), {page.local_rank: page for page in seen}
         for rank in self._ranks:
-            if rank.local_rank == local_rank:
-                begin = rank.evaluator.begin_phase
-                self._submit(begin, name, seconds(limit_s), self._clock())
-
-    def end_phase(self, local_rank: int, name: str) -> None:
-        """The worker says that the phase is over."""
-        for rank in self._ranks:
-            if rank.local_rank == local_rank:
-                self._submit(rank.evaluator.end_phase, name, self._clock())
+            page = pages.get(rank.local_rank)
+            if page is None or page.progress_age_ns is None:
+                continue  # not known: a phase that was open runs on to its limit
+            phase, before = declared(page, now), rank.declared
+            if phase is None and before is None:
+                continue
+            if phase is None or not phase.is_same_as(before):
+                rank.declared = phase
+                self._submit(rank.evaluator.turn_phase, before, phase, now)
 
     def tails(self) -> dict[int, tuple[str, ...]]:
         """Return each local rank's last lines, both streams, oldest first."""

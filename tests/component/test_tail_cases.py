@@ -6,11 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scout.clock import Instant
+from scout.clock import Instant, seconds
+from scout.snapshot import Phase, RankSnapshot
 from sidecar.api import FaultKind
 from sidecar.events import LogFinding
 from sidecar.logs.evaluator import LogState
@@ -28,6 +30,17 @@ LOSS = {
     "metricThreshold": 2.0,
     "metricEvaluationDataPoints": 5,
 }
+
+
+STARTED = time.monotonic_ns()
+AT_WORK = RankSnapshot(rank=0, node="n", local_rank=0, phase=Phase.FORWARD, progress_age_ns=1)
+UNREADABLE = RankSnapshot(rank=0, node="n", local_rank=0)
+
+
+def in_phase(phase: Phase, limit_s: float) -> RankSnapshot:
+    """What a page says in a phase that was declared when this module was loaded."""
+    age = time.monotonic_ns() - STARTED
+    return replace(AT_WORK, phase=phase, phase_limit_ns=seconds(limit_s), phase_started_age_ns=age)
 
 
 def monotonic() -> Instant:
@@ -460,11 +473,17 @@ def test_a_rank_may_declare_a_phase_itself(tmp_path):
         node.watch(rule)
         append(node.path, "starting\n")
         await node.read(1)
-        node.watcher.begin_phase(0, "evaluate", 600.0)
+        node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0)])
         append(node.path, "step 1\n")
-        await asyncio.sleep(1.0)
+        for _ in range(10):  # what is seen again and again is one phase
+            await asyncio.sleep(0.1)
+            node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0)])
         assert node.findings == []
-        node.watcher.end_phase(0, "evaluate")
+        node.watcher.saw_progress(2, [AT_WORK])  # of another generation
+        node.watcher.saw_progress(1, [UNREADABLE])
+        await asyncio.sleep(0.6)
+        assert node.findings == []
+        node.watcher.saw_progress(1, [AT_WORK])
         await node.found()
 
     play(scenario, Node(tmp_path))
@@ -479,7 +498,7 @@ def test_c94_a_phase_that_its_attempt_never_ended_is_over_with_it(tmp_path):
         node.watch(rule, save)
         append(node.path, "step 1\nsave begins\n")
         await node.read(2)
-        node.watcher.begin_phase(0, "checkpoint", 600.0)  # and then it is killed
+        node.watcher.saw_progress(1, [in_phase(Phase.CHECKPOINT, 600.0)])  # and then it is killed
         node.files = {0: (tmp_path / "second.out", tmp_path / "second.err")}
         node.watch(rule, save, generation=2)
         for number in range(20):
