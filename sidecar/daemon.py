@@ -6,9 +6,7 @@ no socket and no shared memory behind.
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import signal
 import time
 import uuid
@@ -51,14 +49,18 @@ from sidecar.startup import (
     SidecarError,
     agent_config,
     agent_version,
+    cannot_listen,
+    cannot_make_socket,
     introduction,
     launch_settings,
     node_watch,
 )
 from sidecar.uplink import Uplink
 from sidecar.workers.evidence import EvidenceCapture
+from sidecar.workers.guardian import Guardian
 from sidecar.workers.ipc_server import SocketPathError, WorkerServer
 from sidecar.workers.launcher import Launcher
+from sidecar.workers.marks import SidecarMark
 from sidecar.workers.pages import ProgressPages, tick_pages
 from sidecar.workers.ports import PortError, ReservedPort, reserve_port
 from sidecar.workers.processes import ancestors
@@ -120,7 +122,8 @@ class _Sidecar:
         self._pages = ProgressPages(
             job=config.job, node=config.node_name, identity=str(socket_path)
         )
-        settings = launch_settings(config, sole_parent=sole_parent)
+        self._guardian = Guardian(SidecarMark.of_this_process(config.job, config.node_name))
+        settings = launch_settings(config, self._guardian.mark, sole_parent=sole_parent)
         self._warm = WarmPool(settings.command, settings.inherited)
         self._evidence = EvidenceCapture(self.put)
         self._hardware = node_watch(config, gpus, self.put, owner=self._local_rank_of)
@@ -130,7 +133,7 @@ class _Sidecar:
             self._pages,
             self._heard_launcher,
             warm=self._warm,
-            helpers=lambda: self._warm.pids | self._evidence.pids | self._hardware.helpers,
+            helpers=self._helpers,
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs = LogWatcher(self.put, monotonic, socket_path.with_name(POSITIONS_NAME))
@@ -158,6 +161,7 @@ class _Sidecar:
     async def run(self, stop: asyncio.Event) -> int:
         """Serve until the end; `close` must follow."""
         http_port = await self._listen()
+        await asyncio.to_thread(self._guardian.begin)
         hello = introduction(self._config, self._incarnation, http_port, self._gpus)
         self._uplink = Uplink(self._config.coordinator, hello, self, token=self._token)
         for effect in self._core.begin():
@@ -184,6 +188,7 @@ class _Sidecar:
         self._warm.close()
         if not await self._launcher.close(CLOSE_S_MAX):
             log.error("workers still run; the kernel ends them when this process is gone")
+        await asyncio.to_thread(self._guardian.close, CLOSE_S_MAX)
         self._logs.close()
         await self._workers.close()
         await self._api.close()
@@ -197,11 +202,7 @@ class _Sidecar:
         except SocketPathError as error:
             raise SidecarError(str(error)) from None
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise SidecarError(
-                f"the workers' socket {self._workers.path} cannot be made: {reason}; "
-                "choose another runDir (--run-dir)"
-            ) from None
+            raise cannot_make_socket(error, self._workers.path) from None
         try:
             self._pages.claim()  # only now is it certain that no other sidecar stands here
         except OSError as error:
@@ -211,12 +212,7 @@ class _Sidecar:
         try:
             return await self._api.start(host, port)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                hint = "choose another httpPort (--http-port), 0 takes any free one"
-                raise SidecarError(f"port {port} on {host} is in use; {hint}") from None
-            raise SidecarError(
-                f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}"
-            ) from None
+            raise cannot_listen(error, host, port) from None
 
     async def _wait_for_end(self, stop: asyncio.Event) -> None:
         asked: asyncio.Task[Any] = asyncio.create_task(stop.wait())
@@ -289,6 +285,11 @@ class _Sidecar:
             self._logs.stop()
         self.put(event)
 
+    def _helpers(self) -> frozenset[int]:
+        """Return our own processes, which are no workers and nobody's orphans."""
+        helpers = self._warm.pids | self._evidence.pids | self._hardware.helpers
+        return helpers | self._guardian.pids
+
     def _local_rank_of(self, pid: int) -> int | None:
         """Return whose worker, or whose worker's child, a process is."""
         workers = map(self._launcher.worker_of, ancestors(pid))
@@ -300,6 +301,7 @@ class _Sidecar:
         self._effects[type(effect)](effect)
 
     def _spawn(self, effect: SpawnWorkers) -> None:
+        self._guardian.ensure()
         self._hardware.started(effect.start.env)
         self._launcher.spawn(effect.start)
 

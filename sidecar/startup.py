@@ -1,5 +1,6 @@
 """What a sidecar is made from: its configuration turned into what each part is told once."""
 
+import errno
 import os
 from collections.abc import Callable
 from importlib import metadata
@@ -14,6 +15,7 @@ from sidecar.hardware.kernel_log import KMSG, Emit
 from sidecar.hardware.node_watch import NodeWatch
 from sidecar.hardware.nvml import GpuInventory
 from sidecar.workers.launcher import LaunchSettings
+from sidecar.workers.marks import SidecarMark
 
 CURSOR_NAME: Final = "kernel-log.json"
 
@@ -60,7 +62,7 @@ def introduction(
     )
 
 
-def launch_settings(config: NodeConfig, *, sole_parent: bool) -> LaunchSettings:
+def launch_settings(config: NodeConfig, mark: SidecarMark, *, sole_parent: bool) -> LaunchSettings:
     """Return what the launcher is told.  Raises `sidecar.workers.command.CommandError`."""
     return LaunchSettings(
         job=config.job,
@@ -69,8 +71,24 @@ def launch_settings(config: NodeConfig, *, sole_parent: bool) -> LaunchSettings:
         command=config.worker_command().resolve(),
         log_dir=Path(config.log_dir).absolute(),
         socket_path=str(config.socket_path()),
-        inherited=dict(os.environ),
+        inherited={**os.environ, **mark.environment},
         sole_parent=sole_parent,
+    )
+
+
+def cannot_listen(error: OSError, host: str, port: int) -> SidecarError:
+    """Return why the node's API cannot be served, and what to do about it."""
+    if error.errno == errno.EADDRINUSE:
+        hint = "choose another httpPort (--http-port), 0 takes any free one"
+        return SidecarError(f"port {port} on {host} is in use; {hint}")
+    return SidecarError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}")
+
+
+def cannot_make_socket(error: OSError, path: Path) -> SidecarError:
+    """Return why the workers have no socket, and what to do about it."""
+    return SidecarError(
+        f"the workers' socket {path} cannot be made: {error.strerror or error}; "
+        "choose another runDir (--run-dir)"
     )
 
 

@@ -6,15 +6,14 @@ events instead of keeping them, and knows since when the process has been silent
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from scout.clock import Instant
+from sidecar.own_process import own_command
 
 MESSAGES_MAX: Final = 4096
 """Answers kept; a round of sixteen devices is some forty, and nobody asks twice unanswered."""
@@ -23,11 +22,7 @@ EVENT_KINDS_MAX: Final = 1024
 REAP_S: Final = 0.5
 """A killed process is gone within milliseconds, unless the driver holds it."""
 
-_ROOT: Final = str(Path(__file__).resolve().parents[2])
-_START: Final = (
-    "import sys; sys.path.extend(sys.argv.pop(1).split('\\n'));"
-    "from sidecar.hardware.nvml_helper import main; main()"
-)
+HELPER: Final = "sidecar.hardware.nvml_helper"
 
 EventKey = tuple[int | None, int, int | None]
 """Device id in this process, Xid, MIG GPU instance."""
@@ -48,8 +43,7 @@ class NvmlProcess:
         self.heard_at = Instant(time.monotonic_ns())
         self.ended = False
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            # Without the site module, whose hooks cost a fifth of the helper's memory.
-            [sys.executable, "-S", "-P", "-c", _START, _path(), json.dumps(spec)],
+            own_command(HELPER, json.dumps(spec)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -140,8 +134,3 @@ class NvmlProcess:
             return False
         self._met.add(key)
         return True
-
-
-def _path() -> str:
-    """Return where this process finds modules, one place a line; not the present folder."""
-    return "\n".join([*filter(None, sys.path), _ROOT])

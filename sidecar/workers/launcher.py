@@ -24,6 +24,7 @@ from sidecar.events import SpawnFailed, WorkerExited, WorkersGone, WorkersSpawne
 from sidecar.evidence_format import redacted
 from sidecar.workers.environment import WorkerPlace, worker_environment
 from sidecar.workers.files import LogFiles, last_lines, open_rank_files
+from sidecar.workers.marks import SIDECAR_MARK_ENV
 from sidecar.workers.orphans import (
     WORKERS_REMEMBERED_MAX,
     Family,
@@ -350,6 +351,7 @@ class Launcher:
             marks=dict(self._marks),
             running=frozenset(w.pid for w in workers) | self._helpers(),
             keep=frozenset(w.pid for w in workers if w.generation > ended_generation),
+            sidecar_mark=self._settings.inherited.get(SIDECAR_MARK_ENV),
             sole_parent=self._settings.sole_parent,
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidecar.workers.environment import LAUNCH_MARK_ENV
+from sidecar.workers.marks import SIDECAR_MARK_ENV
 from sidecar.workers.processes import (
     ProcessInfo,
     all_processes,
@@ -29,13 +30,16 @@ class Family:
     """A copy of what is known about our workers, for a look from another thread.
 
     ``marks`` maps every worker ever started to its mark, ``running`` are those not reaped yet,
-    ``keep`` those of them that stay.  ``sole_parent`` makes every other child of this process
+    ``keep`` those of them that stay.  ``sidecar_mark`` is what they have in common, and what is
+    left of a warm worker, whose forked children show the environment of the process it came from.
+    ``sole_parent`` makes every other child of this process
     an orphan.
     """
 
     marks: Mapping[int, str]
     running: frozenset[int]
     keep: frozenset[int]
+    sidecar_mark: str | None
     sole_parent: bool
 
 
@@ -78,8 +82,17 @@ def _orphans(family: Family, table: Mapping[int, ProcessInfo]) -> set[int]:
     def ours(info: ProcessInfo) -> bool:
         if info.session in leaders:
             return True
-        adopted = info.parent == us
-        return adopted and (family.sole_parent or carries_mark(info.pid, LAUNCH_MARK_ENV, marks))
+        if info.parent != us:
+            return False
+        return (
+            family.sole_parent
+            or carries_mark(info.pid, LAUNCH_MARK_ENV, marks)
+            or (
+                family.sidecar_mark is not None
+                and not family.keep
+                and carries_mark(info.pid, SIDECAR_MARK_ENV, [family.sidecar_mark])
+            )
+        )
 
     roots = {pid for pid in candidates if ours(table[pid])}
     return roots.union(*(descendants(root, table) for root in roots)) - spared
