@@ -9,6 +9,8 @@ This module knows values and members; what the values mean is for its callers.
 Source: the SCOUT guide, "Peer Groups and Consensus".
 """
 
+import math
+import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Final
 
@@ -41,6 +43,62 @@ def exact(votes: Mapping[int, Hashable], electorate: Collection[int], surface: s
             evidence=evidence,
         )
     return Inconclusive(why=_why_not(camps, silent, members, surface), evidence=evidence)
+
+
+SIGMA: Final = 4.0
+"""Deviations, in standard deviations estimated from the MAD, that are still ordinary."""
+MAD_TO_SIGMA: Final = 1.4826
+"""Makes the median absolute deviation of normally distributed values their standard deviation."""
+
+
+def statistical(
+    votes: Mapping[int, float],
+    electorate: Collection[int],
+    surface: str,
+    *,
+    sigma: float = SIGMA,
+    slack: float = 0.0,
+) -> Verdict:
+    """Compare measurements that should be alike, such as durations, by their median and MAD.
+
+    A value is ordinary within ``max(sigma * 1.4826 * MAD, slack)`` of the median; ``slack`` is in
+    the values' unit and keeps values that hardly vary from being told apart.  Whoever is silent
+    or not finite is never ordinary.  Ranks are named where the ordinary ones are a strict
+    majority of the electorate.  Source: the SCOUT guide, and Leys et al., "Detecting outliers"
+    (2013), for MAD.
+    """
+    members = sorted(set(electorate))
+    given = {rank: votes[rank] for rank in members if rank in votes}
+    finite = [value for value in given.values() if math.isfinite(value)]
+    silent = tuple(rank for rank in members if rank not in given)
+    evidence = [
+        Evidence(surface=surface, ranks=(rank,), detail=f"{value:g}")
+        for rank, value in sorted(given.items())
+    ]
+    if silent:
+        evidence.append(Evidence(surface=surface, ranks=silent, detail="silent"))
+    if not finite:
+        return Inconclusive(why=f"nobody answered on {surface}", evidence=tuple(evidence))
+    middle = statistics.median(finite)
+    # The deviation of two values from their median is always the same, and so says nothing.
+    usual = len(finite) > 2  # noqa: PLR2004
+    spread = statistics.median(abs(value - middle) for value in finite) if usual else 0.0
+    bound = max(sigma * MAD_TO_SIGMA * spread, slack)
+    ordinary = {rank for rank, value in given.items() if abs(value - middle) <= bound}
+    if len(ordinary) == len(members):
+        return Agree(evidence=tuple(evidence))
+    if len(members) > 2 and 2 * len(ordinary) > len(members):  # noqa: PLR2004 - two cannot convict
+        return Attributed(
+            ranks=tuple(rank for rank in members if rank not in ordinary),
+            basis=Basis.MAJORITY,
+            why=f"{len(ordinary)} of {len(members)} ranks are within {bound:g} of the median "
+            f"{middle:g} on {surface}, the others are not",
+            evidence=tuple(evidence),
+        )
+    return Inconclusive(
+        why=f"no strict majority is ordinary on {surface}: {len(ordinary)} of {len(members)}",
+        evidence=tuple(evidence),
+    )
 
 
 def _camps(votes: Mapping[int, Hashable], members: Sequence[int]) -> list[tuple[int, ...]]:

@@ -256,7 +256,8 @@ def _skeleton(value: object, tensors: list[Any], depth: int) -> str:
     elif isinstance(value, list | tuple):
         inner = [("", _skeleton(item, tensors, depth + 1)) for item in value]
     elif isinstance(value, set | frozenset):
-        parts = sorted(_skeleton(item, unordered := [], depth + 1) for item in value)
+        unordered: list[Any] = []
+        parts = sorted(_skeleton(item, unordered, depth + 1) for item in value)
         if unordered:
             raise TypeError("tensors in a set have no order, so the set has no signature")
         inner = [("", part) for part in parts]
