@@ -4,6 +4,7 @@ No phase logic stands here.  `coordinator.job` fills it from events, `coordinato
 and goes on from where the job is.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from coordinator import own_faults
@@ -49,7 +50,11 @@ class Desk:
         self.ledger = CheckpointLedger.restored(state.complete_checkpoints, state.generation)
         self.round: Round | None = None
         self.stepped = bool(state.complete_checkpoints)
-        self.stall_retry_at = now
+        self.quiet: Round | None = None
+        """A look at a pause, while the job runs."""
+        self.paused: frozenset[int] = frozenset()
+        """The ranks that paused when it was last looked, and nobody was convicted."""
+        self.look_again_at = now
         self.not_before = now
         self.phase_since = now
         self.waiting_for = ""
@@ -109,6 +114,16 @@ class Desk:
         late = stopped_from is not None and fault.at_ns > stopped_from
         return late and fault.report.kind not in _NEVER_FOLLOW
 
+    def looks(self) -> Sequence[Round]:
+        """Return the rounds that are under way."""
+        return [it for it in (self.round, self.quiet) if it is not None]
+
+    def begin_quiet_look(self, now: Instant) -> Round:
+        """Begin to look at a pause; every node is asked anew."""
+        self.quiet = self._new_round(now, self.settings.inspect_timeout_s)
+        self._sent.clear()
+        return self.quiet
+
     def _new_round(self, now: Instant, wait_s: float) -> Round:
         self._rounds += 1
         return Round(
@@ -147,6 +162,7 @@ class Desk:
     def _entered(self, now: Instant) -> None:
         self.phase_since = now
         self.waiting_for = ""
+        self.quiet, self.paused = None, frozenset()
         self._sent.clear()
 
     # --- nodes ------------------------------------------------------------------------------

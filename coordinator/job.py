@@ -74,8 +74,7 @@ class JobCore:
         """Return when `handle_timer` wants to be called next."""
         desk, looked_at = self._desk, self._looked_at
         due = [after(looked_at, LOOK_AGAIN_AFTER)]
-        if desk.round is not None:
-            due.append(desk.round.next_deadline(looked_at))
+        due += [look.next_deadline(looked_at) for look in desk.looks()]
         if desk.not_before > looked_at:
             due.append(desk.not_before)
         if not desk.state.phase.terminal and (lease := desk.members.next_deadline()) is not None:
@@ -114,8 +113,8 @@ class JobCore:
                 return self._told(link, report, now)
             case LinkSpoke(link=link, message=ProgressReport() | EvidenceReport() as report):
                 self._desk.members.heard(link, now)
-                if self._desk.round is not None:
-                    self._desk.round.take(report)
+                for look in self._desk.looks():
+                    look.take(report)
                 return []
             case LinkSpoke():
                 return []
@@ -137,8 +136,8 @@ class JobCore:
         if admission.restarted and before is not None and node in desk.state.world:
             desk.lost(before, own_faults.SIDECAR_RESTARTED, now)
         desk.send_again(node)
-        if desk.round is not None:
-            desk.round.asked.discard(node)
+        for look in desk.looks():
+            look.asked.discard(node)
         return effects
 
     def _told(self, link: int, report: StatusReport, now: Instant) -> list[Effect]:

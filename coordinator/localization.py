@@ -34,9 +34,15 @@ class Round:
     answered: set[str] = field(default_factory=set)
     """Who answered the present look."""
     is_second_look: bool = False
+    is_known: bool = False
+    """A look before this round has seen every rank; what is asked for now is evidence."""
     evidence: dict[str, EvidenceReport] = field(default_factory=dict)
     evidence_until: Instant | None = None
     """None until the verdict is there and only evidence is waited for."""
+
+    def begin_with(self, look: "Round") -> None:
+        """Begin with what another look has seen."""
+        self.replies, self.is_known = dict(look.replies), True
 
     def take(self, report: ProgressReport | EvidenceReport) -> None:
         """Keep an answer to this round; answers to another are dropped."""
@@ -76,7 +82,7 @@ class Round:
         """
         if self.is_second_look or finding.confidence not in _WEAK:
             return False
-        self.is_second_look = True
+        self.is_second_look, self.is_known = True, False
         self.asked.clear()
         self.answered.clear()
         return True
@@ -96,8 +102,10 @@ class Round:
         )
 
     def owing(self) -> frozenset[str]:
-        """Return the nodes whose evidence was announced and has not come."""
+        """Return the nodes whose evidence was announced, or may still be, and has not come."""
         promised = {node for node, report in self.replies.items() if report.evidence_follows}
+        if self.is_known and self.evidence_wait:
+            promised |= self.asked - self.answered
         return frozenset(promised - self.evidence.keys())
 
     def hold_stop(self, connected: Collection[str], now: Instant) -> bool:

@@ -42,5 +42,14 @@ def stall(stalled: Sequence[RankStatus]) -> FaultReport:
     return replace(report, age_ns=oldest)
 
 
+def held(ranks: Sequence[RankStatus]) -> FaultReport:
+    """Processes that are stopped or asleep in the kernel, for how long the longest is silent."""
+    oldest = max(rank.progress_age_ns or 0 for rank in ranks)
+    named = ", ".join(str(rank.rank) for rank in ranks[:8])
+    message = f"the process of rank {named} stands still for {oldest / SECOND:.1f} s"
+    report = _own(FaultKind.PROCESS_STALL, Scope.JOB, "ProcessHeld", message)
+    return replace(report, age_ns=oldest)
+
+
 def _own(kind: FaultKind, scope: Scope, reason: str, message: str) -> FaultReport:
     return FaultReport(fault_id=0, kind=kind, scope=scope, reason=reason, message=message, age_ns=0)

@@ -4,7 +4,8 @@ A pass may run any number of times and asks for the same things again until it s
 It returns effects in order; going to another phase makes the next pass run at once.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -13,13 +14,15 @@ from coordinator import culprit, own_faults, recovery
 from coordinator.desk import Desk, broken_device, is_idle, is_ready
 from coordinator.events import Effect, Say
 from coordinator.evidence import with_evidence
-from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
+from coordinator.incidents import Finding, IncidentPhase, NodeFault, Outcome
 from coordinator.localization import Round
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
-from coordinator.picture import hang_confirmed, places
+from coordinator.picture import places
 from coordinator.rank_assignment import Assignment, NotPossible, assign
+from coordinator.stall_watch import is_hang, watch_stall
 from scout.clock import SECOND, Duration, Instant, after, seconds, since
+from scout.hang import RankSnapshot
 from sidecar.api import AgentState, Inspect, Shutdown, StatusReport, Stop
 from worker_shim.messages import RestartMode
 
@@ -30,8 +33,6 @@ SPARES_HELD_BACK: Final = Duration(30 * SECOND)
 """At the first start spares are kept for faults; after this wait they may fill a gap."""
 UNTOLD_STEPS_WAIT: Final = Duration(30 * SECOND)
 """Workers that tell no steps count as recovered when they have run for so long."""
-STALL_RETRY: Final = Duration(1 * SECOND)
-"""Pause between two judgements of a stall that convicted nobody."""
 
 
 def go_on(desk: Desk, now: Instant) -> list[Effect]:
@@ -185,8 +186,8 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     if all(rank.step is not None for rank in ranks):
         desk.stamp(IncidentPhase.FIRST_STEP, now)
         desk.memory.close(Outcome.RECOVERED)
-        _watch_stall(desk, statuses, now)
-    elif any(rank.attached for rank in ranks):
+        return watch_stall(desk, statuses, functools.partial(_judge, desk, desk.state.world), now)
+    if any(rank.attached for rank in ranks):
         _watch_start(desk, sum(rank.attached and rank.step is None for rank in ranks), now)
     elif since(desk.phase_since, now) >= UNTOLD_STEPS_WAIT:
         desk.memory.close(Outcome.RECOVERED)
@@ -200,12 +201,6 @@ def _watch_start(desk: Desk, silent: int, now: Instant) -> None:
         desk.fault(desk.state.world[0], report, now)
 
 
-def _watch_stall(desk: Desk, statuses: list[StatusReport], now: Instant) -> None:
-    stalled = [rank for status in statuses for rank in status.ranks if rank.stalled]
-    if stalled and now >= desk.stall_retry_at:
-        desk.fault("", own_faults.stall(stalled), now)
-
-
 def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     asked, incident = desk.round, desk.memory.incident
     assert asked is not None, "localizing without a round"
@@ -215,7 +210,9 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
         if view.link is not None and view.node not in asked.asked:
             asked.asked.add(view.node)
             effects += desk.send(view, _inspect(desk, asked), now)
-    if not asked.collected(set(desk.state.world) - desk.gone(now), now):
+    stall_only = desk.memory.stall_only
+    knows = asked.is_known and stall_only
+    if not (knows or asked.collected(set(desk.state.world) - desk.gone(now), now)):
         return effects
     snapshots = asked.snapshots()
     incident = replace(
@@ -224,8 +221,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
         log_tails=asked.log_tails(),
         places=places(incident.world, desk.settings.nproc_per_node, desk.members),
     )
-    finding = _judge(desk, incident)
-    stall_only = desk.memory.stall_only
+    finding = _judge(desk, incident.world, incident.faults, snapshots)
     if not stall_only and not asked.settled(finding, incident.faults, now):
         return effects
     if not stall_only and asked.look_again(finding):
@@ -233,7 +229,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
             desk.send_again(node)
         return [*effects, *_localizing(desk, now)]
     stall_ns = seconds(desk.settings.stall_timeout_s)
-    if stall_only and not hang_confirmed(finding, snapshots, stall_ns):
+    if stall_only and not is_hang(finding, snapshots, stall_ns):
         return [*effects, *_dismiss_stall(desk, finding, now)]
     incident = replace(incident, finding=finding).reached(IncidentPhase.LOCALIZED, desk.wall(now))
     desk.memory.amend(incident)
@@ -256,12 +252,17 @@ def _inspect(desk: Desk, asked: Round) -> Inspect:
     return Inspect(round_id=asked.id, evidence_budget_s=budget_s)
 
 
-def _judge(desk: Desk, incident: Incident) -> Finding:
+def _judge(
+    desk: Desk,
+    world: Sequence[str],
+    faults: Sequence[NodeFault],
+    snapshots: Sequence[RankSnapshot],
+) -> Finding:
     settings = desk.settings
     return culprit.judge(
-        incident.faults,
-        incident.snapshots,
-        incident.world,
+        faults,
+        snapshots,
+        world,
         settings.nproc_per_node,
         seconds(settings.stall_timeout_s),
     )
@@ -269,7 +270,6 @@ def _judge(desk: Desk, incident: Incident) -> Finding:
 
 def _dismiss_stall(desk: Desk, finding: Finding, now: Instant) -> list[Effect]:
     desk.round = None
-    desk.stall_retry_at = after(now, STALL_RETRY)
     desk.memory.drop_incident()
     desk.enter(JobPhase.RUNNING, now)
     return [Say(level="INFO", text=f"progress paused, nobody convicted: {finding.why}")]
@@ -301,7 +301,8 @@ def _resolve(desk: Desk, now: Instant) -> list[Effect]:
     incident = desk.memory.incident
     assert incident is not None, "stopping without an incident"
     # The one who broke may be the last to be heard: a node that is gone, or one on a slow link.
-    incident = replace(incident, finding=_judge(desk, incident))
+    finding = _judge(desk, incident.world, incident.faults, incident.snapshots)
+    incident = replace(incident, finding=finding)
     resolution = recovery.resolve(
         desk.settings,
         desk.state,

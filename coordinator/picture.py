@@ -1,15 +1,14 @@
-"""Reading the job's state for others: the outside view, the furthest step, and a hang's proof."""
+"""Reading the job's state for others: the outside view and the furthest step."""
 
 from collections.abc import Sequence
 
 from coordinator.escalation import OPERATOR_CAUSE
-from coordinator.incidents import Finding, RankPlace
+from coordinator.incidents import RankPlace
 from coordinator.journal_format import DurableState
 from coordinator.membership import Membership, NodeView
 from coordinator.settings import JobSettings
 from coordinator.view import JobView, NodeStatus
 from scout.clock import SECOND, Instant, since
-from scout.hang import RankSnapshot
 
 
 def picture(
@@ -86,20 +85,6 @@ def places(world: Sequence[str], nproc: int, members: Membership) -> tuple[RankP
             for local_rank in range(nproc)
         ]
     return tuple(found)
-
-
-def hang_confirmed(finding: Finding, snapshots: Sequence[RankSnapshot], stall_ns: int) -> bool:
-    """Return True when silence of progress is a hang that deserves a stop.
-
-    A convicted culprit does, and so does a job of which no rank moved for half the limit;
-    anything else is a pause that one more look will tell apart.
-    """
-    if finding.culprit is not None:
-        return True
-    if finding.outcome == "agree":
-        return False
-    ages = [item.progress_age_ns for item in snapshots if item.progress_age_ns is not None]
-    return not ages or min(ages) >= stall_ns // 2
 
 
 def _node(view: NodeView, state: DurableState, now: Instant) -> NodeStatus:

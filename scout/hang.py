@@ -6,6 +6,8 @@ decided that progress stopped.
 
 Questions are asked in order of strength, and the first that names somebody ends them:
 
+- who is stopped, or asleep in the kernel, while somebody waits for it (direct, and the only one
+  that waits for nobody's limit);
 - what the machine itself says of a process (direct);
 - who is in another collective than the strict majority of its group (symmetric);
 - who is waited for and waits for nobody, over all groups (causal);
@@ -24,6 +26,7 @@ from scout.clock import SECOND
 from scout.consensus import exact
 from scout.desync import desync
 from scout.direct import judge_machines
+from scout.held import judge_held
 from scout.roots import judge_roots, rightly_waited_for, stops_by_itself
 from scout.scene import Scene, positions_of, presence, silence_ns, vector
 from scout.snapshot import GroupPosition, Phase, RankSnapshot, doing, is_overdue, place
@@ -43,6 +46,9 @@ def judge(snapshots: Sequence[RankSnapshot], electorate: Collection[int], stall_
     scene = Scene.of(snapshots, electorate, stall_ns)
     if not scene.ranks:
         return Inconclusive(why="no rank could be looked at", evidence=presence(scene))
+    held = judge_held(scene.ranks, scene.members)
+    if held is not None:
+        return held
     if not any(is_overdue(it, stall_ns) for it in scene.ranks):
         if not scene.absent:
             return Agree()

@@ -65,6 +65,15 @@ class LearnedPhases:
             kept.append(progress_at - before)
         self._progress_at, self._phase = progress_at, seen.phase
 
+    def usual_ns(self, seen: RankSnapshot) -> int | None:
+        """Return the longest silence remembered of the phase that ``seen`` is in.
+
+        None while the phase has not been seen often enough, or is none.
+        """
+        kept = self._silences.get(seen.phase, deque())
+        known = seen.phase is not Phase.UNKNOWN and len(kept) >= SILENCES_MIN
+        return max(kept) if known else None
+
     def limit(self, seen: RankSnapshot, policy: DeadlinePolicy) -> Limit:
         """Return the limit for the phase that ``seen`` is in."""
         if seen.phase_limit_ns is not None:

@@ -64,6 +64,10 @@ class RankSnapshot:
     declared that this phase may last, ``phase_started_age_ns`` how long ago it began.  ``groups``
     are the process groups that the rank is a member of.
 
+    ``held_ns`` is for how long the process has been stopped by a signal or in one and the same
+    uninterruptible sleep, None while it is not; ``usual_silence_ns`` is the longest silence that
+    is remembered of this rank in this phase, once the phase has been seen often enough.
+
     ``stall_limit_ns`` is the silence after which this rank counts as stalled, where its node knows
     better than the job's one number.  ``seen_age_ns`` is set on a snapshot that is only a memory:
     the rank gave no answer this time, and was last seen so long ago.
@@ -82,6 +86,8 @@ class RankSnapshot:
     phase_started_age_ns: int | None = None
     groups: tuple[GroupPosition, ...] = ()
     stall_limit_ns: int | None = None
+    held_ns: int | None = None
+    usual_silence_ns: int | None = None
     seen_age_ns: int | None = None
 
 

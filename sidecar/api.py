@@ -118,12 +118,14 @@ class RankStatus:
     step: int | None = None
     progress_age_ns: int | None = None
     stalled: bool = False
+    held: bool = False
+    """True while its process is stopped by a signal, or in one long sleep in the kernel."""
     stall_limit_ns: int | None = None
     """Silence after which this rank counts as stalled now; None while it is not judged."""
     stall_armed: bool = False
+    """True when that limit was learned from the rank's own history or declared by its script."""
     attached: bool = False
     """True once the worker has spoken to its sidecar: it will tell its steps."""
-    """True when that limit was learned from the rank's own history or declared by its script."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scout.clock import Instant, seconds, since
+from scout.held import is_held
 from scout.phases_learned import DeadlinePolicy, LearnedPhases, Limit
 from scout.snapshot import RankSnapshot, is_overdue
 from sidecar.api import RankStatus, Start
@@ -26,17 +27,21 @@ class Worker:
     step: int | None = None
     progress_at: Instant | None = None
     stalled: bool = False
+    held: bool = False
+    """Its process is stopped, or asleep in the kernel, for longer than a moment."""
     attached: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     limit: Limit | None = None
     """The silence allowed to it now, None while stalls are not judged."""
+    usual_ns: int | None = None
+    """The longest silence remembered of the phase that it is in."""
     _learned: LearnedPhases = field(default_factory=LearnedPhases)
 
     def observe(self, seen: RankSnapshot, policy: DeadlinePolicy, now: Instant) -> bool:
         """Take a look at its page.  Returns True when the coordinator must hear of it at once.
 
         The first step is such news, because it ends a recovery, and so is entering or leaving a
-        stall: silence beyond the rank's limit after a first step.
+        stall (silence beyond the rank's limit after a first step), or being held.
         """
         if seen.step is None:
             return False
@@ -51,8 +56,16 @@ class Worker:
             self.limit = self._learned.limit(seen, policy)
             aged = replace(seen, progress_age_ns=age, stall_limit_ns=self.limit.ns)
             stalled = age is not None and is_overdue(aged, policy.most_ns)
-        turned, self.stalled = stalled != self.stalled, stalled
+            self.usual_ns = self._learned.usual_ns(seen)
+        held = policy.most_ns > 0 and is_held(seen)
+        turned = (stalled, held) != (self.stalled, self.held)
+        self.stalled, self.held = stalled, held
         return first or turned
+
+    def with_limit(self, seen: RankSnapshot) -> RankSnapshot:
+        """Return a look at this rank with its limit, and with the longest silence remembered."""
+        limit = None if self.limit is None else self.limit.ns
+        return replace(seen, stall_limit_ns=limit, usual_silence_ns=self.usual_ns)
 
     def progress_age(self, now: Instant) -> int | None:
         """Return nanoseconds since its last progress, or None when there was none."""
@@ -67,6 +80,7 @@ class Worker:
             step=self.step,
             progress_age_ns=self.progress_age(now),
             stalled=self.stalled,
+            held=self.held,
             stall_limit_ns=None if self.limit is None else self.limit.ns,
             stall_armed=self.limit is not None and self.limit.armed,
             attached=self.attached,
@@ -77,9 +91,8 @@ class Worker:
 def with_limits(
     seen: Iterable[RankSnapshot], workers: Mapping[int, Worker]
 ) -> tuple[RankSnapshot, ...]:
-    """Return what was seen with the limit that each rank has, for whoever judges it."""
-    limits = {local_rank: worker.limit for local_rank, worker in workers.items()}
+    """Return what was seen with what each rank is known for, for whoever judges it."""
+    known = {local_rank: worker for local_rank, worker in workers.items() if worker.limit}
     return tuple(
-        it if (limit := limits.get(it.local_rank)) is None else replace(it, stall_limit_ns=limit.ns)
-        for it in seen
+        it if (worker := known.get(it.local_rank)) is None else worker.with_limit(it) for it in seen
     )

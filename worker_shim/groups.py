@@ -13,7 +13,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from scout.page_layout import GROUPS_MAX, OPERATION_CODES, GroupWords
@@ -116,6 +116,9 @@ class Groups:
             words = _group_words(position, count, with_fingerprints)
             if calls == position.calls and count == sequence_number(group):
                 break
+        else:
+            # Count and fingerprint may be of two collectives: nobody is compared by such a pair.
+            words = replace(words, fingerprint=None, operation=0)
         yield words
         for pair in list(self._pairs.get(group, {}).values()):
             yield _group_words(pair, None, with_fingerprints=False)
@@ -127,11 +130,16 @@ def _group_words(position: Position, count: int | None, with_fingerprints: bool)
     if since > 0:
         fingerprint = digest(f"{fingerprint}+{since}")
         operation = _OUTSIDE_PYTHON
+    seq = position.calls if count is None else count
+    if since < 0 and position.inside and position.settled is not None:
+        seq = position.settled  # it is in one that torch has not counted yet, or does not count
+    elif since < 0:
+        fingerprint = None
     return GroupWords(
         group=position.group,
         name=position.name,
         ranks=position.ranks,
-        seq=position.calls if count is None else count,
+        seq=seq,
         fingerprint=fingerprint if with_fingerprints else None,
         operation=operation,
         inside=position.inside,

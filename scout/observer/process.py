@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from scout.clock import Instant, seconds
+from scout.held import ASLEEP, HeldWatch
+from scout.kernel_sleep import sleeps
 from scout.observer.config import ObserverConfig
 from scout.observer.exchange import Exchange, ExchangeError, exchange_for, write_whole
 from scout.observer.rounds import Rounds
@@ -46,6 +48,7 @@ class Observer:
         self._exchange = exchange
         self._rounds = Rounds(config=config, began=_now())
         self._learned = LearnedPhases()
+        self._held = HeldWatch()
         self._policy = DeadlinePolicy(
             most_ns=seconds(config.stall_timeout_s),
             least_ns=seconds(config.stall_timeout_min_s),
@@ -109,16 +112,23 @@ class Observer:
     def _look(self, now: Instant) -> Word:
         self._count += 1
         config = self._config
+        state = _process_state(config.pid)
+        slept = sleeps(config.pid) if state == ASLEEP else None
         blank = RankSnapshot(
             rank=config.rank,
             node=config.host,
             local_rank=config.local_rank,
-            process_state=_process_state(config.pid),
+            process_state=state,
+            held_ns=self._held.observe(state, slept, now),
         )
         progress = self._progress()
         seen = blank if progress is None else _snapshot(blank, progress, now)
         self._learned.learn(seen, now)
-        seen = replace(seen, stall_limit_ns=self._learned.limit(seen, self._policy).ns)
+        seen = replace(
+            seen,
+            stall_limit_ns=self._learned.limit(seen, self._policy).ns,
+            usual_silence_ns=self._learned.usual_ns(seen),
+        )
         if not self._rounds.is_silent(now):
             # Where a rank stands is asked only when somebody is held up.
             seen = replace(seen, groups=())

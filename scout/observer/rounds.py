@@ -11,6 +11,7 @@ from typing import Final
 
 from scout.clock import Instant, seconds, since
 from scout.hang import judge
+from scout.held import is_held, judge_held
 from scout.observer.config import ObserverConfig
 from scout.observer.words import Word
 from scout.report import Place
@@ -87,7 +88,7 @@ class Rounds:
     def is_silent(self, now: Instant) -> bool:
         """Return whether some rank has been silent for long enough to look at everybody often."""
         return any(
-            3 * (it.progress_age_ns or 0) > self.stall_ns
+            3 * (it.progress_age_ns or 0) > self.stall_ns or is_held(it)
             for it in self._snapshots(now)
             if it.seen_age_ns is None
         )
@@ -117,7 +118,7 @@ class Rounds:
         )
         staged = self._stages.observe(answering, everybody)
         if not stalled:
-            return staged
+            return judge_held(answering, everybody) or staged
         if not all(self._is_fresh(it.rank, now) for it in answering):
             return self.verdict
         verdict = judge(seen, everybody, self.stall_ns)

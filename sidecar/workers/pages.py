@@ -13,12 +13,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from scout.clock import Instant, since
 from scout.hang import RankSnapshot
+from scout.held import ASLEEP, HeldWatch
+from scout.kernel_sleep import sleeps
 from scout.progress import PageReader, Progress, ProgressPageError, create_page
 from sidecar.events import ProgressObserved
 from sidecar.workers.processes import process_state, read_process
@@ -48,6 +50,7 @@ class Page:
     token: int
     reader: PageReader | None = None
     pid: int | None = None
+    held: HeldWatch = field(default_factory=HeldWatch)
 
     @property
     def flight_record(self) -> Path:
@@ -123,16 +126,20 @@ class ProgressPages:
 
     def _snapshot(self, page: Page, now: Instant) -> RankSnapshot:
         state = None if page.pid is None else process_state(page.pid)
-        progress = _read(page)
-        if progress is None:
-            return RankSnapshot(
-                rank=page.rank, node=self._node, local_rank=page.local_rank, process_state=state
-            )
-        return RankSnapshot(
+        # How often a process went to sleep is asked only of one that cannot be woken.
+        slept = sleeps(page.pid) if page.pid is not None and state == ASLEEP else None
+        blank = RankSnapshot(
             rank=page.rank,
             node=self._node,
             local_rank=page.local_rank,
             process_state=state,
+            held_ns=page.held.observe(state, slept, now),
+        )
+        progress = _read(page)
+        if progress is None:
+            return blank
+        return replace(
+            blank,
             step=progress.step,
             phase=progress.phase,
             collective_seq=progress.collective_seq,

@@ -7,6 +7,8 @@ simulator.
 from dataclasses import replace
 from itertools import count
 
+import pytest
+
 from coordinator.escalation import RestartPolicy
 from coordinator.events import (
     Accept,
@@ -25,7 +27,7 @@ from coordinator.journal_format import DurableState, decode_state, encode_state
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
 from scout.clock import Instant, after, seconds
-from scout.hang import RankSnapshot
+from scout.hang import GroupPosition, Phase, RankSnapshot
 from sidecar.api import (
     PROTOCOL_VERSION,
     AgentState,
@@ -56,6 +58,8 @@ class FakeNode:
 
     def __init__(self, bench: "Bench", name: str, *, spare: bool, life: int = 1) -> None:
         self.bench, self.name, self.life = bench, name, life
+        self.only_quiet = False
+        """It answers looks that ask for no evidence, and no others."""
         bench.links += 1
         self.link = bench.links
         self.snapshots: tuple[RankSnapshot, ...] = ()
@@ -144,6 +148,8 @@ class FakeNode:
                     ranks=(),
                     faults=tuple(f for f in self.report.faults if f.kind is FaultKind.GPU_FATAL),
                 )
+            case Inspect() if self.only_quiet and command.evidence_budget_s:
+                pass
             case Inspect():
                 report = ProgressReport(
                     round_id=command.round_id, node=self.name, ranks=self.snapshots
@@ -158,7 +164,10 @@ class Bench:
 
     def __init__(self, *, nnodes: int = 3, spares: int = 0, **settings) -> None:
         self.settings = JobSettings(
-            job="j", nnodes=nnodes, nproc_per_node=1, stall_timeout_s=STALL_S, **settings
+            job="j",
+            nnodes=nnodes,
+            nproc_per_node=1,
+            **({"stall_timeout_s": STALL_S} | settings),
         )
         self.now = Instant(10**12)
         self.nodes: dict[str, FakeNode] = {}
@@ -317,14 +326,28 @@ def test_a_hang_is_found_by_looking_at_every_rank():
     assert bench.core.state.generation == 2
 
 
+def pause(bench: Bench, ages, *, limit_s=STALL_S, **more) -> None:
+    """Let every rank be silent for so many seconds, and node-0 say that it is stalled."""
+    for rank, name in enumerate(bench.core.state.world):
+        bench.nodes[name].snapshots = (
+            RankSnapshot(
+                rank=rank,
+                node=name,
+                local_rank=0,
+                step=25,
+                progress_age_ns=seconds(ages[rank]),
+                stall_limit_ns=seconds(limit_s),
+                heartbeat_age_ns=0,
+                **{key: value[rank] for key, value in more.items()},
+            ),
+        )
+    bench.nodes["node-0"].steps(25, stalled=True)
+
+
 def test_a_pause_that_convicts_nobody_stops_nothing():
     """A long evaluation is no hang; stopping for it would make the tool the fault."""
     bench = running()
-    for rank, name in enumerate(bench.core.state.world):
-        bench.nodes[name].snapshots = (
-            RankSnapshot(rank=rank, node=name, local_rank=0, step=26, progress_age_ns=0),
-        )
-    bench.nodes["node-0"].steps(25, stalled=True)
+    pause(bench, (STALL_S + 1, 0, 0))
     bench.nodes["node-0"].steps(26)
     bench.wait(3)
     assert bench.core.state.phase is JobPhase.RUNNING
@@ -332,24 +355,111 @@ def test_a_pause_that_convicts_nobody_stops_nothing():
     assert not [command for _, command in bench.sent if isinstance(command, Stop)]
 
 
-def test_a_coordinator_restarted_while_it_looks_at_a_stall_waits_for_its_nodes():
+def test_a_rank_that_is_rightly_waited_for_is_looked_at_in_silence():
+    """A job whose phase flickers, and whose stacks are read every second, looks broken and is not.
+
+    The status says meanwhile for whom the others wait.
+    """
+    bench = running()
+    evaluates = (None, None, seconds(600))
+    positions = (26, 26, 25)
+    pause(
+        bench,
+        [STALL_S + 1] * 3,
+        phase_limit_ns=evaluates,
+        collective_seq=positions,
+        phase=(Phase.FORWARD, Phase.FORWARD, Phase.EVALUATE),
+    )
+    journal, phases = bench.journal, set()
+    for _ in range(40):
+        bench.wait(0.25)
+        phases.add(bench.core.state.phase)
+    assert phases == {JobPhase.RUNNING}
+    assert bench.journal == journal
+    assert "rank 2, which is evaluating" in bench.core.view(bench.now).waiting_for
+    asked = [command for _, command in bench.sent if isinstance(command, Inspect)]
+    assert 3 * 8 <= len(asked) <= 3 * 13
+    assert {command.evidence_budget_s for command in asked} == {0.0}
+    bench.nodes["node-0"].steps(26)
+    assert bench.core.view(bench.now).waiting_for == ""
+
+
+@pytest.mark.parametrize("limit_s", [STALL_S, STALL_S / 10])
+def test_a_stall_of_everybody_is_an_incident_as_soon_as_the_last_rank_is_overdue(limit_s):
+    """Nobody can be named, so nobody would restart it, and half a limit more is minutes lost."""
+    bench = running()
+    together = (26, 26, 26)
+    pause(
+        bench, [limit_s + 1, limit_s + 1, 0.2 * limit_s], limit_s=limit_s, collective_seq=together
+    )
+    bench.wait(2)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    pause(bench, [limit_s] * 3, limit_s=limit_s, collective_seq=together)
+    bench.nodes["node-1"].steps(25, stalled=True)  # looked at at once, not at the next turn
+    assert bench.core.state.generation == 2
+    incident = bench.core.state.open_incident
+    assert incident is not None
+    assert incident.finding.outcome == "inconclusive"
+    assert "every rank stopped at the same position" in incident.finding.why
+
+
+def test_a_stopped_process_is_an_incident_long_before_the_limit():
+    """A rank under SIGSTOP does nothing for as long as one likes to wait."""
+    bench = running(stall_timeout_s=300.0)
+    world = GroupPosition(name="w", ranks=(0, 1, 2), seq=26, op="all_reduce", inside=True)
+    late = replace(world, seq=25, inside=False)
+    pause(
+        bench,
+        [2.3, 2.2, 2.4],
+        limit_s=300,
+        groups=((world,), (world,), (late,)),
+        held_ns=(None, None, seconds(2.2)),
+        process_state=("S", "S", "T"),
+    )
+    node = bench.nodes["node-2"]
+    node.tell(ranks=(replace(node.report.ranks[0], held=True),))
+    bench.nodes["node-0"].steps(25)
+    bench.wait(1)
+    bench.step(26)
+    culprit = bench.incident().finding.culprit
+    assert (culprit.node, culprit.reason) == ("node-2", "process_stall: the process is stopped")
+
+
+def test_a_coordinator_restarted_while_it_looks_at_a_pause_waits_for_its_nodes():
     """Judging an empty table would stop a job that only paused, or name nobody for a real hang."""
     bench = running()
-    for rank, name in enumerate(bench.core.state.world):
+    for name in bench.core.state.world:
         bench.nodes[name].obeys = False
-        bench.nodes[name].snapshots = (
-            RankSnapshot(rank=rank, node=name, local_rank=0, step=26, progress_age_ns=0),
-        )
-    bench.nodes["node-0"].steps(25, stalled=True)
-    assert bench.core.state.phase is JobPhase.LOCALIZING
+    pause(bench, (STALL_S + 1, 0, 0))
     bench.boot()
     bench.wait(3)
-    assert bench.core.state.phase is JobPhase.LOCALIZING
     for node in bench.nodes.values():
         node.obeys = True
         node.dial()
+    bench.wait(3)
     assert bench.core.state.phase is JobPhase.RUNNING
-    assert bench.core.state.generation == 1
+    assert (bench.core.state.generation, bench.core.state.next_incident) == (1, 1)
+
+
+def test_a_coordinator_restarted_after_it_saw_a_hang_looks_again():
+    """Its nodes have their evidence still, and the job has hung for no shorter time."""
+    bench = running(lease_s=5.0)
+    for node in bench.nodes.values():
+        node.only_quiet = True
+    ages = [STALL_S + 1] * 3
+    pause(bench, ages, collective_seq=(26, 26, 25), process_state=("S", "S", "T"))
+    assert bench.core.state.phase is JobPhase.LOCALIZING
+    assert bench.core.state.open_incident.finding.culprit.node == "node-2"
+    bench.boot()
+    bench.wait(1)
+    assert bench.core.state.phase is JobPhase.LOCALIZING
+    for node in bench.nodes.values():
+        node.only_quiet = False
+        node.dial()
+    bench.wait(1)
+    bench.step(26)
+    assert bench.incident().finding.culprit.node == "node-2"
+    assert bench.core.state.generation == 2
 
 
 def test_a_crashed_node_is_named_although_its_victims_speak_first():
