@@ -26,13 +26,16 @@ from coordinator.history import History
 from coordinator.incidents import Incident
 from coordinator.job import JobCore
 from coordinator.journal import Journal
-from coordinator.journal_format import DurableState
-from coordinator.metrics import Exposition, JobCollector
+from coordinator.journal_format import DurableState, JournalError
+from coordinator.ledger import Ledger, report
+from coordinator.meter import Meter
+from coordinator.metrics import Exposition, JobNumbers
 from coordinator.operator_api import BODY_BYTES_MAX, OperatorApi, guard
 from coordinator.outbox import Outbox
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
 from sidecar.drive import drive, monotonic
+from sidecar.loop_lag import LoopLag
 
 INBOX_EVENTS_MAX: Final = 65_536
 """Events that may wait for the core: each link then waits to be read, which slows its sender."""
@@ -42,6 +45,8 @@ FAREWELL_S: Final = 20.0
 """Longest wait for the sidecars to leave after the job ended: a stop with grace, and some."""
 HANDLERS_END_S: Final = 1.0
 """Longest wait for open HTTP requests at the end."""
+LEDGER_KEPT_EVERY_S: Final = 15.0
+"""Between two writes of the job's accounts: as often as they are scraped."""
 JOURNAL_NAME: Final = "journal.sqlite"
 URL_NAME: Final = "coordinator.url"
 
@@ -116,13 +121,18 @@ def raise_file_limit() -> None:
 class _Coordinator:
     """One run of the process."""
 
-    def __init__(self, config: CoordinatorConfig, journal: Journal, state: DurableState) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, journal: Journal, state: DurableState, ledger: Ledger
+    ) -> None:
         now, settings = monotonic(), config.settings
+        wall_offset_ns = time.time_ns() - now
         self._config = config
         self._journal = journal
         self._history = History()
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
-        self._core = JobCore(settings, state, time.time_ns() - now, now)
+        self._core = JobCore(settings, state, wall_offset_ns, now)
+        self._meter = Meter(self._core, ledger, wall_offset_ns, now)
+        self._loop_lag = LoopLag()
         self._fleet = Fleet(
             self._inbox,
             job=settings.job,
@@ -150,7 +160,8 @@ class _Coordinator:
             log.warning("%s", text)
         elif known is not None:
             log.info("job %s goes on: %s, generation %d", job, known.phase, known.generation)
-        self = cls(config, journal, known or DurableState(job=job))
+        ledger = journal.load_ledger(job) or Ledger.begin(time.time_ns())
+        self = cls(config, journal, known or DurableState(job=job), ledger)
         for incident in await journal.incidents(job):
             self._history.note(incident)
         return self
@@ -177,25 +188,36 @@ class _Coordinator:
         app = web.Application(
             middlewares=[guard(self._config.token)], client_max_size=BODY_BYTES_MAX
         )
-        collector = JobCollector(
-            view=lambda: self._core.view(monotonic()),
-            history=self._history,
-            refused=lambda: self._fleet.messages_refused,
-            dropped=lambda: self._fleet.links_too_slow,
-        )
         api = OperatorApi(
             view=lambda: self._core.view(monotonic()),
             inbox=self._inbox,
             journal=self._journal,
-            exposition=Exposition(collector),
+            exposition=Exposition(self._numbers),
+            ledger=lambda: report(self._config.settings.job, self._meter.look(monotonic())),
         )
         app.add_routes([*api.routes(), *self._fleet.routes()])
         return app
 
+    def _numbers(self) -> JobNumbers:
+        """Return everything that a scrape shows, apart from what goes on changing."""
+        now = monotonic()
+        return JobNumbers(
+            now_s=time.time(),
+            view=self._core.view(now),
+            history=self._history.copy(),
+            ledger=self._meter.look(now).copy(),
+            commands=self._meter.commands.copy(),
+            refused=self._fleet.messages_refused,
+            dropped=self._fleet.links_too_slow,
+            loop_lag=self._loop_lag.families(),
+        )
+
     async def _until_the_end(self, stop: asyncio.Event) -> int:
         workers = [
-            asyncio.create_task(drive(self._core, self._inbox, self._outbox.put), name="core"),
+            asyncio.create_task(drive(self._meter, self._inbox, self._outbox.put), name="core"),
             asyncio.create_task(self._outbox.run(), name="outbox"),
+            asyncio.create_task(self._loop_lag.measure(), name="loop lag"),
+            asyncio.create_task(self._keep_ledger(), name="ledger"),
         ]
         end = asyncio.create_task(self._end_of_job(stop), name="end")
         try:
@@ -208,6 +230,8 @@ class _Coordinator:
             for task in (end, *workers):
                 task.cancel()
             await asyncio.gather(end, *workers, return_exceptions=True)
+            with suppress(JournalError):  # whatever ended the process has been raised already
+                await self._write_ledger()
 
     async def _end_of_job(self, stop: asyncio.Event) -> int:
         """Wait for the job's end and the sidecars' leave, or for ``stop``."""
@@ -231,6 +255,16 @@ class _Coordinator:
         await self._fleet.flush(FAREWELL_S)
         await self._fleet.wait_empty(FAREWELL_S)
         await asyncio.sleep(self._config.linger_s)
+
+    async def _keep_ledger(self) -> None:
+        """Write the accounts down now and then; what passed since is booked by the job's phase."""
+        while True:
+            await asyncio.sleep(LEDGER_KEPT_EVERY_S)
+            await self._write_ledger()
+
+    async def _write_ledger(self) -> None:
+        ledger = self._meter.look(monotonic()).copy()
+        await self._journal.keep_ledger(self._config.settings.job, ledger)
 
     async def _commit(self, state: DurableState, incidents: Sequence[Incident]) -> None:
         await self._journal.commit(state, *incidents)

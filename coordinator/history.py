@@ -4,37 +4,26 @@ A pure fold: the same incidents give the same numbers, whether they closed just 
 back from the journal, so that counters survive a restart of the coordinator.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
+from coordinator.histogram import Histogram
 from coordinator.incidents import Incident, IncidentPhase, Outcome
-
-BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""From "faster than a person sees" to "somebody was called"."""
+from worker_shim.messages import RestartMode
 
 MEASURED_PHASES: Final = tuple(IncidentPhase)[1:]
 """Each is measured from the milestone before it; the fault itself has none."""
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Durations in seconds, counted per bucket; the last bucket has no upper bound."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    sum_s: float = 0.0
-
-    def observe(self, value_s: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(BUCKETS_S, value_s)] += 1
-        self.sum_s += value_s
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Return ``(upper bound, count up to it)`` as the exposition format wants them."""
-        bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+INCIDENTS_SHOWN_MAX: Final = 5
+"""Newest closed incidents whose details are kept for the metrics page."""
+DEPTHS: Final = (*(mode.value for mode in RestartMode), "failed")
+"""How deep a decision goes, mildest first."""
+ESCALATIONS: Final = tuple(
+    (before, after) for place, before in enumerate(DEPTHS) for after in DEPTHS[place + 1 :]
+)
+UNKNOWN: Final = "unknown"
+"""What broke, where no report said it."""
 
 
 @dataclass(slots=True)
@@ -44,38 +33,74 @@ class History:
     faults: Counter[str] = field(default_factory=Counter)
     """By kind of the culprit, or of the first report when nobody was named."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    restarts: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By mode and by what broke."""
+    escalations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Decisions that went deeper than the one before: from how deep to how deep."""
     verdicts: Counter[str] = field(default_factory=Counter)
     lost_steps: int = 0
     phases: dict[IncidentPhase, Histogram] = field(
         default_factory=lambda: {phase: Histogram() for phase in MEASURED_PHASES}
     )
-    recoveries: Histogram = field(default_factory=Histogram)
+    recoveries: dict[RestartMode, Histogram] = field(
+        default_factory=lambda: {mode: Histogram() for mode in RestartMode}
+    )
     """From the fault to the first step after it, of incidents that recovered."""
+    newest: tuple[Incident, ...] = ()
+    """The last `INCIDENTS_SHOWN_MAX`, oldest first."""
     _counted: set[str] = field(default_factory=set)
+    _depth: str | None = None
 
     def note(self, incident: Incident) -> None:
         """Add ``incident`` once it is closed; open or known ones change nothing."""
         if incident.outcome is Outcome.OPEN or incident.id in self._counted:
             return
         self._counted.add(incident.id)
+        self.newest = (*self.newest, incident)[-INCIDENTS_SHOWN_MAX:]
         self.outcomes[incident.outcome] += 1
         self.lost_steps += incident.steps_lost or 0
-        if (kind := kind_of(incident)) is not None:
+        kind = kind_of(incident)
+        if kind is not None:
             self.faults[kind] += 1
         if incident.finding is not None:
             self.verdicts[incident.finding.outcome] += 1
-        if incident.decision is not None and incident.decision.mode is not None:
-            self.restarts[incident.decision.mode] += 1
+        if incident.decision is not None:
+            mode = incident.decision.mode
+            if mode is not None:
+                self.restarts[mode, kind or UNKNOWN] += 1
+            self._note_depth("failed" if mode is None else mode.value)
         self._note_durations(incident)
+
+    def copy(self) -> "History":
+        """Return the same totals, apart from these, for somebody who reads them elsewhere."""
+        return History(
+            faults=self.faults.copy(),
+            outcomes=self.outcomes.copy(),
+            restarts=self.restarts.copy(),
+            escalations=self.escalations.copy(),
+            verdicts=self.verdicts.copy(),
+            lost_steps=self.lost_steps,
+            phases={phase: it.copy() for phase, it in self.phases.items()},
+            recoveries={mode: it.copy() for mode, it in self.recoveries.items()},
+            newest=self.newest,
+        )
+
+    def _note_depth(self, depth: str) -> None:
+        before, self._depth = self._depth, depth
+        if before is not None and (before, depth) in ESCALATIONS:
+            self.escalations[before, depth] += 1
 
     def _note_durations(self, incident: Incident) -> None:
         for before, after in pairwise(milestones(incident)):
-            self.phases[after[0]].observe(max(0, after[1] - before[1]) / 1e9)
-        if incident.outcome is Outcome.RECOVERED:
-            span_s = incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP)
-            if span_s is not None:
-                self.recoveries.observe(max(0.0, span_s))
+            took_s = max(0, after[1] - before[1]) / 1e9
+            self.phases[after[0]].observe(took_s, incident=incident.id, at_ns=after[1])
+        mode = None if incident.decision is None else incident.decision.mode
+        ended_ns = incident.at(IncidentPhase.FIRST_STEP)
+        span_s = incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP)
+        if incident.outcome is Outcome.RECOVERED and mode is not None and span_s is not None:
+            self.recoveries[mode].observe(
+                max(0.0, span_s), incident=incident.id, at_ns=ended_ns or 0
+            )
 
 
 def milestones(incident: Incident) -> list[tuple[IncidentPhase, int]]:

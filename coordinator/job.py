@@ -59,6 +59,22 @@ class JobCore:
         """The durable state."""
         return self._desk.state
 
+    @property
+    def world_size(self) -> int:
+        """Number of global ranks."""
+        return self._desk.settings.world_size
+
+    def progress(self) -> tuple[int | None, bool]:
+        """Return the furthest step of this generation, and whether any rank may tell steps.
+
+        A node that has not been heard yet may.
+        """
+        attached = any(
+            view.status is None or any(rank.attached for rank in view.status.ranks)
+            for view in self._desk.world()
+        )
+        return furthest_step(self._desk.state, self._desk.members), attached
+
     # --- the core's contract ----------------------------------------------------------------
 
     def handle(self, event: Event, now: Instant) -> Sequence[Effect]:

@@ -21,10 +21,13 @@ from coordinator.journal_format import (
     DurableState,
     JournalError,
     decode_incident,
+    decode_ledger,
     decode_state,
     encode_incident,
+    encode_ledger,
     encode_state,
 )
+from coordinator.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -76,6 +79,15 @@ DELETE FROM incidents WHERE job = ?1 AND id IN (
 """
 
 
+_LEDGER: Final = """
+CREATE TABLE IF NOT EXISTS ledger (job TEXT PRIMARY KEY, json BLOB NOT NULL) STRICT
+"""
+"""Beside the state: it changes with every second, and losing the last few loses no decision."""
+_PUT_LEDGER: Final = """
+INSERT INTO ledger (job, json) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET json = excluded.json
+"""
+
+
 class Journal:
     """An open journal.  Every method with ``await`` runs on the one writer thread, in order."""
 
@@ -103,6 +115,19 @@ class Journal:
                 "SELECT json FROM state WHERE job = ?", (job,)
             ).fetchone()
         return None if row is None else decode_state(row[0])
+
+    def load_ledger(self, job: str) -> Ledger | None:
+        """Return the accounts of ``job`` as last kept, or None.  Raises `JournalError`."""
+        with _readable(self._path):
+            row = self._connection.execute(
+                "SELECT json FROM ledger WHERE job = ?", (job,)
+            ).fetchone()
+        return None if row is None else decode_ledger(row[0])
+
+    async def keep_ledger(self, job: str, ledger: Ledger) -> None:
+        """Write the accounts of ``job`` down.  Raises `JournalError`."""
+        data = encode_ledger(ledger)
+        await self._in_thread(lambda: self._connection.execute(_PUT_LEDGER, (job, data)))
 
     async def commit(self, state: DurableState, *incidents: Incident | None) -> None:
         """Make the state and the incidents durable in one transaction.  Raises `JournalError`."""
@@ -251,3 +276,4 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     if not tables:
         connection.executescript(_SCHEMA)
+    connection.execute(_LEDGER)

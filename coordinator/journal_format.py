@@ -13,6 +13,7 @@ import orjson
 
 from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
+from coordinator.ledger import CAUSES, Account, Ledger
 from coordinator.phases import JobPhase
 from sidecar.api import CheckpointPointer
 from worker_shim.messages import RestartMode
@@ -81,6 +82,25 @@ def encode_incident(incident: Incident) -> bytes:
 def decode_incident(data: bytes) -> Incident:
     """Return the incident in ``data``.  Raises `JournalError`."""
     return _decode(data, Incident, 1)
+
+
+def encode_ledger(ledger: Ledger) -> bytes:
+    """Return the JSON bytes of ``ledger``."""
+    return msgspec.json.encode(ledger)
+
+
+def decode_ledger(data: bytes) -> Ledger:
+    """Return the ledger in ``data``; accounts it does not know are empty.
+
+    Raises `JournalError`.
+    """
+    try:
+        ledger = msgspec.json.decode(data, type=Ledger)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise JournalError(f"the journal's Ledger is damaged: {error}") from error
+    ledger.booked_ns = dict.fromkeys(Account, 0) | ledger.booked_ns
+    ledger.lost_rank_ns = dict.fromkeys(CAUSES, 0) | ledger.lost_rank_ns
+    return ledger
 
 
 def _decode(data: bytes, cls: type[T], version: int) -> T:

@@ -27,6 +27,7 @@ from coordinator.history import kind_of
 from coordinator.incident_text import markdown
 from coordinator.incidents import Incident, IncidentPhase, Outcome
 from coordinator.journal import Journal
+from coordinator.ledger import LedgerReport
 from coordinator.metrics import Exposition
 from coordinator.openapi import JSON, METRICS_TEXT, Endpoint, Parameter, document
 from coordinator.view import JobView, NodeStatus
@@ -159,6 +160,7 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/metrics", "metrics", "Metrics for Prometheus.", METRICS_TEXT),
     Endpoint("GET", "/v1/job", "job", "The job as a whole, without its nodes.", JobView,
              without=("nodes",)),
+    Endpoint("GET", "/v1/ledger", "ledger", "Where the job's time went.", LedgerReport),
     Endpoint("GET", "/v1/nodes", "nodes", "Every node with its ranks.", NodeList),
     Endpoint("GET", "/v1/incidents", "incidents", "What stopped the job so far.", IncidentList,
              parameters=(_LIMIT,), refusals=(400,)),
@@ -189,11 +191,13 @@ class OperatorApi:
         inbox: "asyncio.Queue[Event]",
         journal: Journal,
         exposition: Exposition,
+        ledger: Callable[[], LedgerReport],
     ) -> None:
         self._view = view
         self._inbox = inbox
         self._journal = journal
         self._exposition = exposition
+        self._ledger = ledger
         self._document = orjson.dumps(document(ENDPOINTS, Problem))
 
     def routes(self) -> Iterable[web.RouteDef]:
@@ -209,8 +213,12 @@ class OperatorApi:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Render the scrape page."""
-        body, content_type = self._exposition.render(request.headers.get("Accept", ""))
+        body, content_type = await self._exposition.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def ledger(self, _: web.Request) -> web.Response:
+        """Show where the job's time went."""
+        return _answer(self._ledger())
 
     async def job(self, _: web.Request) -> web.Response:
         """Show the job."""

@@ -27,6 +27,7 @@ def picture(
     spent = sum(
         item.at_ns > now_ns - window_ns and item.cause != OPERATOR_CAUSE for item in state.restarts
     )
+    group_ranks = {node: group_rank for group_rank, node in enumerate(state.world)}
     return JobView(
         job=settings.job,
         phase=state.phase,
@@ -39,7 +40,7 @@ def picture(
         step=step,
         complete_checkpoints=state.complete_checkpoints,
         chosen_checkpoints=state.chosen_checkpoints,
-        nodes=tuple(_node(view, state, now) for view in members.views()),
+        nodes=tuple(_node(view, group_ranks.get(view.node), now) for view in members.views()),
         excluded=state.excluded,
         open_incident=state.open_incident,
         restarts_total=len(state.restarts),
@@ -87,7 +88,7 @@ def places(world: Sequence[str], nproc: int, members: Membership) -> tuple[RankP
     return tuple(found)
 
 
-def _node(view: NodeView, state: DurableState, now: Instant) -> NodeStatus:
+def _node(view: NodeView, group_rank: int | None, now: Instant) -> NodeStatus:
     status, hello = view.status, view.hello
     return NodeStatus(
         node=view.node,
@@ -96,7 +97,7 @@ def _node(view: NodeView, state: DurableState, now: Instant) -> NodeStatus:
         state=status.state if status else None,
         generation=status.generation if status else None,
         topology_version=status.topology_version if status else None,
-        group_rank=state.world.index(view.node) if view.node in state.world else None,
+        group_rank=group_rank,
         last_heard_age_s=since(view.last_heard, now) / SECOND,
         excluded=view.excluded,
         reason=status.reason if status else "",

@@ -42,8 +42,9 @@ from sidecar.hardware.kernel_log import KernelLogCounters
 from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.inspection import by_rank
-from sidecar.logs.numbers import Extracted
+from sidecar.live_numbers import LiveNumbers
 from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
+from sidecar.loop_lag import LoopLag
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
 from sidecar.startup import (
     SidecarError,
@@ -137,8 +138,9 @@ class _Sidecar:
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs = LogWatcher(self.put, monotonic, socket_path.with_name(POSITIONS_NAME))
-        exposition = Exposition(NodeCollector(config.job, agent_version(), self))
-        self.metrics = exposition.text
+        self._lag = LoopLag()
+        live = LiveNumbers(self._logs, self._pages, self._lag)
+        self.metrics = Exposition(NodeCollector(config.job, agent_version(), self, live)).text
         self._api = ApiServer(
             self, self.put, agent_version=agent_version(), spare=config.spare, token=self._token
         )
@@ -171,6 +173,7 @@ class _Sidecar:
         self._spawn_task(tick_pages(self._pages, self._saw_progress))
         if self._config.spare and self._config.warm_workers:
             self._warm.begin(self._config.warm_modules)
+        self._spawn_task(self._lag.measure())
         self._spawn_task(self._hardware.run())
         self._spawn_task(self._launcher.collect_strays())
         log.info("node %s: API on %s:%d", self._config.node_name, self._config.http_host, http_port)
@@ -370,14 +373,6 @@ class _Sidecar:
     def ipc_counters(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """Return messages by type and errors by kind."""
         return self._workers.messages, self._workers.errors
-
-    def log_counters(self) -> tuple[int, Mapping[str, int]]:
-        """Return lines read, and matches by rule."""
-        return self._logs.counters.lines, self._logs.counters.rule_matches
-
-    def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
-        """Return rank -> the metrics that its output holds."""
-        return self._logs.series()
 
     def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
         """Return what the kernel's log held, and the GPUs that are known."""

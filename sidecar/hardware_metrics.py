@@ -50,12 +50,30 @@ NOT_ANSWERS: Final = frozenset(
 """What is said about a device and not by it."""
 
 _COUNTERS: Final = (
-    ("outrider_gpu_ecc_errors", "Memory errors that a GPU counted.", "type", ECC),
-    ("outrider_gpu_remapped_rows", "Memory rows replaced by spare ones.", "cause", REMAPPED),
-    ("outrider_gpu_nvlink_errors", "Errors on all NVLinks of a GPU.", "type", NVLINK),
+    (
+        "outrider_gpu_ecc_errors",
+        (
+            "Memory errors since the driver was loaded (over the device's life where it counts no"
+            " other way): corrected uncorrected."
+        ),
+        "type",
+        ECC,
+    ),
+    (
+        "outrider_gpu_remapped_rows",
+        "Memory rows replaced by spare ones after correctable and uncorrectable errors.",
+        "cause",
+        REMAPPED,
+    ),
+    (
+        "outrider_gpu_nvlink_errors",
+        "Errors on all NVLinks of a GPU together: crc_data crc_flit recovery replay.",
+        "type",
+        NVLINK,
+    ),
     (
         "outrider_gpu_pcie_replays",
-        "Transfers repeated on PCI Express.",
+        "Transfers that had to be repeated on PCI Express.",
         "",
         {"": (Metric.PCIE_REPLAY,)},
     ),
@@ -63,12 +81,12 @@ _COUNTERS: Final = (
 _GAUGES: Final = (
     (
         "outrider_gpu_row_remap_pending",
-        "1 while memory rows wait for a reset to be replaced.",
+        "1 while memory rows wait for a reset to be replaced by spare ones.",
         Metric.REMAP_PENDING,
     ),
     (
         "outrider_gpu_row_remap_failed",
-        "1 when memory rows could not be replaced.",
+        "1 when memory rows could not be replaced: the device has to be.",
         Metric.REMAP_FAILURE,
     ),
     ("outrider_gpu_temperature_celsius", "Temperature of a GPU.", Metric.TEMPERATURE_C),
@@ -106,7 +124,7 @@ def hardware_families(
     )
     yield gauge(
         "outrider_gpu_info",
-        "Always 1; names a GPU.",
+        "Always 1; which device has this index.",
         ("gpu", "uuid", "pci_bus_id"),
         {
             (gpu_label(seen.device), seen.device.uuid or "", seen.device.pci or ""): 1
@@ -117,7 +135,7 @@ def hardware_families(
         yield gauge(name, text, ("gpu",), _known(gpus, {"": (metric,)}))
     yield gauge(
         "outrider_gpu_health_age_seconds",
-        "How long ago a GPU last answered a question.",
+        "How long ago a GPU last answered a question; absent when it never did.",
         ("gpu",),
         {
             (gpu_label(seen.device),): age

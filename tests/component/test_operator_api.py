@@ -2,6 +2,7 @@ import asyncio
 import json
 import re
 import shutil
+import threading
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from coordinator.command_times import CommandTimes
 from coordinator.events import Event, HealthTold, OperatorAsked
 from coordinator.history import History
 from coordinator.incidents import (
@@ -25,7 +27,8 @@ from coordinator.incidents import (
 )
 from coordinator.journal import Journal
 from coordinator.journal_format import DurableState
-from coordinator.metrics import Exposition, JobCollector
+from coordinator.ledger import Ledger, Seen, report
+from coordinator.metrics import Exposition, JobNumbers
 from coordinator.operator_api import ENDPOINTS, OperatorApi, guard
 from coordinator.phases import JobPhase
 from coordinator.view import JobView, NodeStatus
@@ -74,6 +77,11 @@ VIEW = JobView(
 )
 
 
+LEDGER = Ledger.begin(0)
+LEDGER.look(30 * 10**9, Seen(phase=JobPhase.STARTING, ranks=2))
+LEDGER.look(40 * 10**9, Seen(phase=JobPhase.STARTING, ranks=2))
+
+
 def incident(number: str) -> Incident:
     """Return a recovered crash of rank 0."""
     return (
@@ -113,6 +121,7 @@ class Desk:
         self.inbox = inbox
         self.journal = journal
         self.view = VIEW
+        self.history = History()
         self.session = aiohttp.ClientSession()
 
     async def ask(
@@ -130,11 +139,22 @@ async def opened(state_dir: Path, token: str | None) -> AsyncIterator[Desk]:
     """Serve the API on a free port over a real journal."""
     journal = Journal.open(state_dir / "journal")
     inbox: asyncio.Queue[Event] = asyncio.Queue()
-    collector = JobCollector(
-        view=lambda: desk.view, history=History(), refused=lambda: 0, dropped=lambda: 0
-    )
+
+    def numbers() -> JobNumbers:
+        return JobNumbers(
+            now_s=1000.0,
+            view=desk.view,
+            history=desk.history,
+            ledger=LEDGER,
+            commands=CommandTimes(),
+        )
+
     api = OperatorApi(
-        view=lambda: desk.view, inbox=inbox, journal=journal, exposition=Exposition(collector)
+        view=lambda: desk.view,
+        inbox=inbox,
+        journal=journal,
+        exposition=Exposition(numbers),
+        ledger=lambda: report("job", LEDGER),
     )
     app = web.Application(middlewares=[guard(token)])
     app.add_routes(api.routes())
@@ -212,6 +232,64 @@ def test_incidents_are_listed_and_found_by_prefix_or_last(tmp_path: Path) -> Non
             status, body = await desk.ask("GET", f"/v1/incidents?limit={limit}")
             assert status == 400
             assert "limit must be" in body["error"]
+
+    visit(tmp_path, scene)
+
+
+def test_the_ledger_is_served_and_adds_up(tmp_path: Path) -> None:
+    """Whoever pays for the machines is told a share of an unknown whole."""
+
+    async def scene(desk: Desk) -> None:
+        status, found = await desk.ask("GET", "/v1/ledger")
+        assert status == 200
+        assert found["accounts_s"]["waiting_for_node"] == 30.0
+        assert found["accounts_s"]["starting"] == 10.0
+        assert sum(found["accounts_s"].values()) + found["held_s"] == found["wall_s"] == 40.0
+        assert found["lost_gpu_hours"] == {"start": pytest.approx(80 / 3600)}
+        assert (found["goodput"], found["ettr"]) == (0.0, 0.0)
+
+    visit(tmp_path, scene)
+
+
+def test_a_scrape_is_written_down_in_another_thread(tmp_path: Path) -> None:
+    """Ten thousand nodes written down where the core runs hold up a recovery."""
+
+    async def scene(desk: Desk) -> None:
+        threads: set[int] = set()
+
+        class Spy(dict[str, str]):
+            def items(self) -> Any:
+                threads.add(threading.get_ident())
+                return super().items()
+
+        desk.view = replace(VIEW, excluded=Spy(b="gpu lost"))
+        async with desk.session.get(desk.url + "/metrics") as answer:
+            assert 'node="b"' in await answer.text()
+        assert threads
+        assert threading.get_ident() not in threads
+
+    visit(tmp_path, scene)
+
+
+def test_exemplars_lead_from_a_slow_recovery_to_its_incident(tmp_path: Path) -> None:
+    """A point on a heatmap that leads nowhere is looked up by guessing times."""
+
+    async def scene(desk: Desk) -> None:
+        desk.history.note(incident("1"))
+        headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        async with desk.session.get(desk.url + "/metrics", headers=headers) as answer:
+            assert answer.content_type == "application/openmetrics-text"
+            page = await answer.text()
+        assert page.endswith("# EOF\n")
+        found = [line for line in page.splitlines() if ' # {incident="job-1"} ' in line]
+        assert any(
+            line.startswith("outrider_recovery_duration_seconds_bucket")
+            and 'mode="process_level_restart"' in line
+            and ' # {incident="job-1"} 3.0 4.0' in line
+            for line in found
+        )
+        async with desk.session.get(desk.url + "/metrics") as answer:
+            assert "# {incident" not in await answer.text()
 
     visit(tmp_path, scene)
 
@@ -354,6 +432,7 @@ def test_the_openapi_document_describes_exactly_what_is_served(tmp_path: Path) -
             ("/v1/incidents", "IncidentList"),
             ("/v1/incidents/last", "Incident"),
             ("/healthz", "Health"),
+            ("/v1/ledger", "LedgerReport"),
         ):
             _, body = await desk.ask("GET", path)
             assert set(body) == set(schemas[name]["properties"])
@@ -369,6 +448,7 @@ def test_the_scrape_page_is_clean_for_promtool(tmp_path: Path) -> None:
 
     async def scene(desk: Desk) -> None:
         await desk.journal.commit(DurableState(job="job"), incident("1"))
+        desk.history.note(incident("2"))
         desk.view = replace(VIEW, open_incident=incident("1"), excluded={"b": "gpu lost"})
         async with desk.session.get(desk.url + "/metrics") as answer:
             assert answer.content_type == "text/plain"

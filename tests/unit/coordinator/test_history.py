@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from coordinator.history import BUCKETS_S, MEASURED_PHASES, Histogram, History
+from coordinator.histogram import RECOVERY_BUCKETS_S, Histogram
+from coordinator.history import MEASURED_PHASES, History
 from coordinator.incidents import (
     Culprit,
     Decision,
@@ -67,7 +68,7 @@ def test_an_open_incident_counts_nothing_and_a_closed_one_counts_once() -> None:
     assert once == (
         {"crash": 1},
         {"recovered": 1},
-        {"process_level_restart": 1},
+        {("process_level_restart", "crash"): 1},
         {"attributed": 1},
         4,
     )
@@ -89,7 +90,7 @@ def test_each_phase_is_measured_from_the_milestone_before_it() -> None:
     history = History()
     history.note(recovered())
     assert [history.phases[phase].sum_s for phase in MEASURED_PHASES] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert history.recoveries.sum_s == 36
+    assert history.recoveries[RestartMode.PROCESS].sum_s == 36
 
 
 def test_a_milestone_that_was_not_reached_is_skipped_not_zero() -> None:
@@ -108,7 +109,7 @@ def test_a_milestone_that_was_not_reached_is_skipped_not_zero() -> None:
     )
     assert sum(history.phases[IncidentPhase.LOCALIZED].counts) == 0
     assert history.phases[IncidentPhase.CAPTURED].sum_s == 5
-    assert sum(history.recoveries.counts) == 0
+    assert sum(it.count for it in history.recoveries.values()) == 0
 
 
 def test_without_a_culprit_the_first_report_names_the_kind() -> None:
@@ -136,7 +137,7 @@ def test_a_job_that_gave_up_counts_no_restart() -> None:
     )
     assert dict(history.restarts) == {}
     assert dict(history.outcomes) == {"failed": 1}
-    assert sum(history.recoveries.counts) == 0
+    assert sum(it.count for it in history.recoveries.values()) == 0
 
 
 def test_buckets_are_cumulative_and_inclusive() -> None:
@@ -149,4 +150,48 @@ def test_buckets_are_cumulative_and_inclusive() -> None:
     assert buckets["0.1"] == 2
     assert buckets["600.0"] == 2
     assert buckets["+Inf"] == 3
-    assert len(buckets) == len(BUCKETS_S) + 1
+    assert len(buckets) == len(RECOVERY_BUCKETS_S) + 1
+
+
+def deciding(incident_id: str, mode: RestartMode | None) -> Incident:
+    """Return a closed incident that was answered by ``mode``."""
+    return replace(recovered(incident_id), decision=Decision(mode=mode, reason="r"))
+
+
+def test_a_deeper_decision_than_the_one_before_is_an_escalation() -> None:
+    """Escalations that are not counted look like a job that is merely unlucky."""
+    history = History()
+    modes = (RestartMode.PROCESS, RestartMode.IN_PROCESS, RestartMode.PROCESS, None)
+    for number, mode in enumerate(modes):
+        history.note(deciding(f"i{number}", mode))
+    assert dict(history.escalations) == {
+        ("in_process_restart", "process_level_restart"): 1,
+        ("process_level_restart", "failed"): 1,
+    }
+
+
+def test_a_bucket_remembers_the_last_incident_that_fell_into_it() -> None:
+    """Whoever sees a slow recovery in a chart would have to guess which one it was."""
+    history = History()
+    history.note(recovered("i1"))
+    history.note(recovered("i2"))
+    (example,) = history.recoveries[RestartMode.PROCESS].examples.values()
+    assert (example.incident, example.value_s) == ("i2", 36.0)
+
+
+def test_a_copy_is_apart_from_its_original() -> None:
+    """A scrape in another thread would read a number that is just being changed."""
+    history = History()
+    before = history.copy()
+    history.note(recovered())
+    assert sum(before.outcomes.values()) == 0
+    assert before.phases[MEASURED_PHASES[0]].count == 0
+    assert replace_counts(history.copy()) == replace_counts(history)
+
+
+def test_only_the_newest_incidents_are_kept_whole() -> None:
+    """A job of a month would carry every stack that it ever saw in memory."""
+    history = History()
+    for number in range(9):
+        history.note(recovered(f"i{number}"))
+    assert [it.id for it in history.newest] == ["i4", "i5", "i6", "i7", "i8"]

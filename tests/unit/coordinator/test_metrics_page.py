@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator.command_times import CommandTimes
 from coordinator.history import History
 from coordinator.incidents import (
     Culprit,
@@ -14,12 +15,15 @@ from coordinator.incidents import (
     NodeFault,
     Outcome,
 )
-from coordinator.metrics import REASON_CHARS_MAX, Exposition, JobCollector
+from coordinator.ledger import CAUSES, Account, Ledger
+from coordinator.metric_parts import REASON_CHARS_MAX
+from coordinator.metrics import JobNumbers, render
 from coordinator.phases import JobPhase
 from coordinator.view import JobView, NodeStatus
 from sidecar.api import AgentState, CheckpointPointer, FaultKind, FaultReport, Scope
 from worker_shim.messages import RestartMode
 
+NOW_S = 5000.0
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -106,13 +110,16 @@ def incident(**changes: object) -> Incident:
 
 def scraped(picture: JobView, history: History | None = None) -> Samples:
     """Return what a scrape shows, by sample name."""
-    collector = JobCollector(
-        view=lambda: picture,
+    numbers = JobNumbers(
+        now_s=NOW_S,
+        view=picture,
         history=history or History(),
-        refused=lambda: 7,
-        dropped=lambda: 2,
+        ledger=Ledger.begin(0),
+        commands=CommandTimes(),
+        refused=7,
+        dropped=2,
     )
-    body, content_type = Exposition(collector).render("")
+    body, content_type = render(numbers)
     assert content_type.startswith("text/plain")
     samples: Samples = {}
     for family in text_string_to_metric_families(body.decode()):
@@ -164,14 +171,23 @@ def test_every_bounded_label_is_there_before_anything_happened() -> None:
     samples = scraped(view())
     for name, label, values in (
         ("outrider_faults_total", "kind", FaultKind),
-        ("outrider_restarts_total", "mode", RestartMode),
         ("outrider_verdicts_total", "outcome", ("attributed", "inconclusive", "agree")),
         ("outrider_incidents_total", "outcome", ("recovered", "superseded", "failed")),
         ("outrider_recovery_phase_duration_seconds_count", "phase", tuple(IncidentPhase)[1:]),
     ):
         assert by(samples, name, label) == {str(value): 0 for value in values}, name
     assert samples["outrider_lost_steps_total"][0][1] == 0
-    assert samples["outrider_recovery_duration_seconds_count"][0][1] == 0
+    assert by(samples, "outrider_recovery_duration_seconds_count", "mode") == {
+        str(mode): 0 for mode in RestartMode
+    }
+    for name, rows in (
+        ("outrider_restarts_total", len(RestartMode) * (len(FaultKind) + 1)),
+        ("outrider_escalations_total", 10),
+        ("outrider_job_time_seconds_total", len(Account)),
+        ("outrider_lost_gpu_seconds_total", len(CAUSES)),
+        ("outrider_coordinator_acks_missing_total", 2),
+    ):
+        assert [value for _, value in samples[name]] == [0] * rows, name
 
 
 def test_closed_incidents_are_counted() -> None:
@@ -188,10 +204,16 @@ def test_closed_incidents_are_counted() -> None:
     samples = scraped(view(), history)
     assert by(samples, "outrider_faults_total", "kind")["crash"] == 1
     assert by(samples, "outrider_incidents_total", "outcome")["recovered"] == 1
-    assert by(samples, "outrider_restarts_total", "mode")["process_level_restart"] == 1
+    assert [labels for labels, value in samples["outrider_restarts_total"] if value] == [
+        {"training_job": "job", "mode": "process_level_restart", "trigger": "crash"}
+    ]
     assert by(samples, "outrider_verdicts_total", "outcome")["inconclusive"] == 1
     assert samples["outrider_lost_steps_total"][0][1] == 5
-    buckets = by(samples, "outrider_recovery_duration_seconds_bucket", "le")
+    buckets = {
+        labels["le"]: value
+        for labels, value in samples["outrider_recovery_duration_seconds_bucket"]
+        if labels["mode"] == "process_level_restart"
+    }
     assert (buckets["2.5"], buckets["5.0"], buckets["+Inf"]) == (0, 1, 1)
 
 
@@ -208,6 +230,8 @@ def test_a_fault_shows_only_while_its_incident_is_open() -> None:
                 "rank": "5",
                 "kind": "crash",
                 "reason": "signal 9",
+                "action": "undecided",
+                "incident": "i1",
             },
             1000.0,
         )
