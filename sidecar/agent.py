@@ -29,6 +29,7 @@ from sidecar.events import (
     Event,
     EvidenceTaken,
     HardwareFinding,
+    HardwareRecovered,
     InspectionTaken,
     KillWorkers,
     LogFinding,
@@ -178,6 +179,10 @@ class AgentCore:
                 return []
             case HardwareFinding():
                 return self._hardware_finding(event, now)
+            case HardwareRecovered():
+                resting = self.state in (AgentState.INIT, AgentState.READY)
+                self._news |= self._findings.recovered(event, resting=resting)
+                return []
             case ProcessNote():
                 ranks = {worker.pid: local for local, worker in self._workers.items()}
                 if (late := self._findings.note(event, ranks)) is not None:

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from sidecar.hardware.catalogue import CODE_MAX, XidOverride
+from sidecar.hardware.catalogue import CODE_MAX, XidOverride, shipped
+from sidecar.hardware.node_file import HealthSection, HealthSectionError
 from sidecar.hardware.pci import normalise_pci
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
@@ -48,11 +49,12 @@ class NodeConfig(
 
     ``coordinator`` is the URL to dial.  ``host`` is the address other nodes reach this one at;
     ``httpHost`` and ``httpPort`` (0: any free one) are where the node's own API listens.
-    ``runDir`` holds the workers' socket.  ``kernelLog`` is a file to follow instead of
+    ``runDir`` holds the workers' socket. ``kernelLog`` is a file to follow instead of
     ``/dev/kmsg``; ``gpus`` names devices where NVML cannot; ``xids`` replaces severity or
-    action of a code in the shipped catalogue.  ``tokenFile`` holds the bearer token
-    that guards the API and is shown to the coordinator.  ``warmWorkers`` keeps a process that has
-    imported ``warmModules`` (torch's own by default), from which a restart forks its workers.
+    action of a code in the shipped catalogue; ``health`` holds limits of the hardware's
+    judgement and further sources of it. ``tokenFile`` holds the bearer token that guards the
+    API and is shown to the coordinator. ``warmWorkers`` keeps a process that has imported
+    ``warmModules`` (torch's own by default), from which a restart forks its workers.
     """
 
     node_name: str
@@ -70,6 +72,7 @@ class NodeConfig(
     kernel_log: str | None = None
     gpus: tuple[GpuAddress, ...] = ()
     xids: dict[Annotated[int, msgspec.Meta(ge=1, le=CODE_MAX)], XidOverride] = {}
+    health: HealthSection = HealthSection()
     token_file: str | None = None
     module: bool = False
     no_python: bool = False
@@ -135,6 +138,11 @@ def check_node_config(config: NodeConfig) -> None:
         config.worker_command().resolve()
     except CommandError as error:
         raise ConfigError(f"command: {error}") from None
+    try:
+        config.health.config(shipped().with_overrides(config.xids).fatal_codes())
+        config.health.sources()
+    except HealthSectionError as error:
+        raise ConfigError(f"health.{error}") from None
     if config.kernel_log is not None and Path(config.kernel_log).is_dir():
         raise ConfigError(f"kernelLog: {config.kernel_log} is a directory, not a log file")
     token = read_token(config)

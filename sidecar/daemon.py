@@ -325,7 +325,7 @@ class _Sidecar:
             InspectionTaken(
                 round_id=effect.round_id,
                 ranks=self._pages.snapshots(now),
-                log_tails=by_rank(self._logs.tails(), ranks, self._kernel_log.recent(now)),
+                log_tails=by_rank(self._logs.tails(), ranks, self._hardware.recent(now)),
                 evidence_follows=self._evidence.begin(effect, workers, ranks.values()),
             )
         )

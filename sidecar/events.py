@@ -6,7 +6,7 @@ value: what came of it arrives later as an event.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from scout.hang import RankSnapshot
 from sidecar.api import (
@@ -108,6 +108,19 @@ class HardwareFinding:
     local_ranks: tuple[int, ...] | None = None
 
 
+XID_REASON: Final = "Xid"
+"""What the reason of every Xid begins with; alone it means all of a device's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareRecovered:
+    """A device, or with ``gpu`` None the node, has what ``reason`` names no longer."""
+
+    gpu: int | None
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessNote:
     """The kernel says why a process of this node ended, or why it does not go on.
@@ -173,6 +186,7 @@ Event: TypeAlias = (
     | WorkerSpoke
     | LogFinding
     | HardwareFinding
+    | HardwareRecovered
     | ProcessNote
     | ProgressObserved
     | InspectionTaken

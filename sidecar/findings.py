@@ -10,7 +10,14 @@ from typing import Final
 
 from scout.clock import SECOND, Duration, Instant, since
 from sidecar.api import FaultKind, FaultReport, Scope
-from sidecar.events import HardwareFinding, LogFinding, ProcessNote, WorkerExited
+from sidecar.events import (
+    XID_REASON,
+    HardwareFinding,
+    HardwareRecovered,
+    LogFinding,
+    ProcessNote,
+    WorkerExited,
+)
 from worker_shim.messages import JobFault
 
 FAULTS_MAX: Final = 64
@@ -31,6 +38,8 @@ _LOG_REASONS: Final[Mapping[FaultKind, str]] = {
 class _Fault:
     at: Instant
     report: FaultReport
+    over: bool = False
+    """The device has recovered; kept while the node stands still because of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +99,24 @@ class Findings:
         again = (explained(report, noted) for report in told)
         return next((one for one in again if one.exit is not None and one.exit.by), None)
 
+    def recovered(self, event: HardwareRecovered, *, resting: bool) -> bool:
+        """Take back the faults of a device that is well again; return whether any is gone now.
+
+        While the node is not ``resting`` they are the reason of a stop, and go with it.
+        """
+        before = len(self._hardware)
+        self._hardware = [
+            replace(fault, over=fault.over or _is_of(fault.report, event))
+            for fault in self._hardware
+        ]
+        if resting:
+            self._hardware = [fault for fault in self._hardware if not fault.over]
+        return len(self._hardware) < before
+
     def clear(self) -> None:
-        """Forget what belonged to the generation that ended."""
+        """Forget what belonged to the generation that ended, and what is well again."""
         self._workers.clear()
+        self._hardware = [fault for fault in self._hardware if not fault.over]
         self._notes.clear()
 
     def reports(self, now: Instant) -> tuple[FaultReport, ...]:
@@ -101,6 +125,12 @@ class Findings:
             replace(fault.report, age_ns=since(fault.at, now))
             for fault in (*self._hardware, *self._workers)
         )
+
+
+def _is_of(report: FaultReport, event: HardwareRecovered) -> bool:
+    same = report.reason == event.reason
+    any_xid = event.reason == XID_REASON and report.reason.startswith(XID_REASON)
+    return report.gpu == event.gpu and (same or any_xid)
 
 
 def crash(event: WorkerExited, rank: int, step: int | None) -> FaultReport:

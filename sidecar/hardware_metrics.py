@@ -90,6 +90,7 @@ _GAUGES: Final = (
         Metric.REMAP_FAILURE,
     ),
     ("outrider_gpu_temperature_celsius", "Temperature of a GPU.", Metric.TEMPERATURE_C),
+    ("outrider_gpu_power_watts", "Power that a GPU draws.", Metric.POWER_W),
     (
         "outrider_gpu_temperature_margin_celsius",
         "Degrees left until a GPU switches itself off.",

@@ -32,14 +32,14 @@ def answer(
 
 
 def by_rank(
-    tails: Mapping[int, Sequence[str]], ranks: Mapping[int, int], kernel: Sequence[str]
+    tails: Mapping[int, Sequence[str]], ranks: Mapping[int, int], around: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return last lines by global rank (as text); ``kernel`` is what the kernel said lately.
+    """Return last lines by global rank (as text), each with ``around``, which concerns them all.
 
     ``tails`` is keyed by local rank, ``ranks`` maps a local rank to its global one.
     """
     return {
-        str(ranks[local_rank]): (*lines, *kernel)
+        str(ranks[local_rank]): (*lines, *around)
         for local_rank, lines in tails.items()
         if local_rank in ranks
     }

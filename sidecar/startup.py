@@ -10,8 +10,9 @@ from typing import Final
 from sidecar.agent import AgentConfig
 from sidecar.api import PROTOCOL_VERSION, Hello
 from sidecar.config import NodeConfig
+from sidecar.events import HardwareFinding, HardwareRecovered, ProcessNote
 from sidecar.hardware.catalogue import shipped
-from sidecar.hardware.kernel_log import KMSG, Emit
+from sidecar.hardware.kernel_log import KMSG
 from sidecar.hardware.node_watch import NodeWatch
 from sidecar.hardware.nvml import GpuInventory
 from sidecar.workers.launcher import LaunchSettings
@@ -93,16 +94,23 @@ def cannot_make_socket(error: OSError, path: Path) -> SidecarError:
 
 
 def node_watch(
-    config: NodeConfig, inventory: GpuInventory, emit: Emit, *, owner: Callable[[int], int | None]
+    config: NodeConfig,
+    inventory: GpuInventory,
+    emit: Callable[[HardwareFinding | HardwareRecovered | ProcessNote], None],
+    *,
+    owner: Callable[[int], int | None],
 ) -> NodeWatch:
     """Return the watch over the node's hardware; ``owner`` says whose worker a process is."""
+    catalogue = shipped().with_overrides(config.xids)
     return NodeWatch(
         inventory,
         KMSG if config.kernel_log is None else Path(config.kernel_log),
         emit,
         gpus={gpu.pci: gpu.index for gpu in config.gpus} or inventory.by_pci(),
         nproc=config.nproc_per_node,
-        catalogue=shipped().with_overrides(config.xids),
+        catalogue=catalogue,
+        health=config.health.config(catalogue.fatal_codes()),
+        others=config.health.sources(),
         cursor=config.socket_path().with_name(CURSOR_NAME),
         owner=owner,
     )

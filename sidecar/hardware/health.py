@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from scout.clock import Duration, Instant, seconds, since
 from sidecar.hardware.devices import NODE_PLACE, Roster
 from sidecar.hardware.occurrences import Evidence, Occurrences
+from sidecar.hardware.power import PowerHistory
 from sidecar.hardware.readings import (
     METRICS,
     Device,
@@ -76,6 +77,7 @@ class HardwareHealth:
         self._known: dict[int, dict[Metric, tuple[float, Instant]]] = {}
         self._reset_at: dict[int, Instant] = {}
         self._said: dict[tuple[int, Metric], Severity] = {}
+        self._power: dict[int, PowerHistory] = {}
         self.readings_dropped = 0
 
     # --- in -----------------------------------------------------------------------------------
@@ -147,7 +149,9 @@ class HardwareHealth:
         known = self._known.setdefault(place, {})
         before = known.get(reading.metric)
         known[reading.metric] = (value, reading.at)
-        if reading.metric in (Metric.DEVICE_LOST, Metric.DEVICE_MISSING):
+        if reading.metric is Metric.POWER_W:
+            self._power.setdefault(place, PowerHistory()).add(value)
+        elif reading.metric in (Metric.DEVICE_LOST, Metric.DEVICE_MISSING):
             convicted = self._said.get((place, reading.metric)) is Severity.FATAL
             if convicted and before is not None and before[0] and not value:
                 self._reset(place, reading.at)
@@ -202,8 +206,8 @@ class HardwareHealth:
     ) -> tuple[Judgement, Instant]:
         newest = max(by_link.values(), key=lambda seen: seen.at)
         if newest.claim is not None:
-            # Somebody's standing word holds until they say otherwise.
-            return Judgement(newest.claim, newest.detail), newest.at
+            # Somebody's standing word holds until they say otherwise, so it is news of now.
+            return Judgement(newest.claim, newest.detail), now
         if metric in facts.known:
             return judge(facts, metric), newest.at
         if not isinstance(newest.value, Known):
@@ -297,8 +301,16 @@ class HardwareHealth:
                     metrics=tuple(metrics),
                 )
                 for place, metrics in rows.items()
-            )
+            ),
+            remarks=tuple(self._remarks(now)),
         )
+
+    def _remarks(self, now: Instant) -> Iterator[str]:
+        for place, history in self._power.items():
+            _, at = self._known[place][Metric.POWER_W]
+            remark = history.remark() if since(at, now) <= self._stale else None
+            if remark is not None:
+                yield f"{self._roster[place]} {remark}"
 
     def _row(
         self, metric: Metric, source: str, track: Track, view: View, now: Instant

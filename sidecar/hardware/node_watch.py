@@ -6,21 +6,22 @@ anything is was judged before it comes here.
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sidecar.events import HardwareFinding, ProcessNote
+from scout.clock import Instant
+from sidecar.events import HardwareFinding, HardwareRecovered, ProcessNote
 from sidecar.hardware.catalogue import Catalogue
 from sidecar.hardware.devices import Gpu, rank_devices
-from sidecar.hardware.health import HealthConfig
-from sidecar.hardware.kernel_log import Emit, KernelLogWatcher
+from sidecar.hardware.health import HealthCleared, HealthConfig
+from sidecar.hardware.kernel_log import KernelLogWatcher
 from sidecar.hardware.nvml import GpuInventory
-from sidecar.hardware.readings import Device
+from sidecar.hardware.readings import Device, Metric
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.hardware.sources import HealthSource, KernelLogSource, NvmlSource
-from sidecar.hardware.watch import HardwareWatch
+from sidecar.hardware.watch import HardwareWatch, recovery_of
 
 KERNEL: Final = "kernel-log"
 
@@ -29,19 +30,21 @@ class NodeWatch:
     """Finds broken hardware until `run` is cancelled.  ``emit`` is called on the event loop.
 
     ``gpus`` maps PCI addresses to indices, ``nproc`` is the number of local ranks, ``owner``
-    returns the local rank that a process belongs to, and ``cursor`` is where the place in the
-    kernel's log is kept.
+    returns the local rank that a process belongs to, ``others`` are sources beside NVML and the
+    kernel's log, and ``cursor`` is where the place in that log is kept.
     """
 
     def __init__(
         self,
         inventory: GpuInventory,
         kernel_log: Path,
-        emit: Emit,
+        emit: Callable[[HardwareFinding | HardwareRecovered | ProcessNote], None],
         *,
         gpus: Mapping[str, int],
         nproc: int,
         catalogue: Catalogue,
+        health: HealthConfig,
+        others: Sequence[HealthSource],
         cursor: Path,
         owner: Callable[[int], int | None],
     ) -> None:
@@ -63,13 +66,10 @@ class NodeWatch:
             owner=owner,
             health=told,
         )
-        sources: list[HealthSource] = [told] if self._nvml is None else [self._nvml, told]
+        own: list[HealthSource] = [told] if self._nvml is None else [self._nvml, told]
         # The kernel's log tells of its own faults, sooner and in its own words.
         self._watch = HardwareWatch(
-            HealthConfig(fatal_xids=catalogue.fatal_codes()),
-            sources,
-            self._found,
-            told=frozenset({KERNEL}),
+            health, [*own, *others], self._found, cleared=self._cleared, told=frozenset({KERNEL})
         )
 
     async def run(self) -> None:
@@ -87,6 +87,10 @@ class NodeWatch:
         """Processes of ours that are nobody's orphans."""
         return frozenset() if self._nvml is None else frozenset(self._nvml.helpers)
 
+    def recent(self, now: Instant) -> tuple[str, ...]:
+        """Return what the kernel said lately and what is odd about devices, as evidence."""
+        return (*self.kernel_log.recent(now), *self._watch.snapshot().remarks)
+
     def health(self) -> HealthSnapshot:
         """Return the state of every device; answers at once."""
         return self._watch.snapshot()
@@ -95,6 +99,10 @@ class NodeWatch:
         if isinstance(event, HardwareFinding) and event.gpu is not None:
             event = replace(event, local_ranks=self._ranks_on(event.gpu))
         self._emit(event)
+
+    def _cleared(self, event: HealthCleared) -> None:
+        if event.metric is not Metric.KERNEL_FAULT:  # its reasons are the kernel log's own
+            self._emit(recovery_of(event))
 
     def _ranks_on(self, gpu: int) -> tuple[int, ...] | None:
         """Return which local ranks compute on a device, None where only convention says so."""

@@ -35,6 +35,7 @@ DEVICE_METRICS: Final = (
     Metric.REMAP_FAILURE,
     Metric.RECOVERY_ACTION,
     Metric.PCIE_REPLAY,
+    Metric.POWER_W,
     Metric.THROTTLE_REASONS,
     Metric.FABRIC_STATE,
     Metric.FABRIC_HEALTH,

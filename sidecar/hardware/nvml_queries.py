@@ -116,6 +116,10 @@ def _margin(handle: Handle) -> dict[str, float]:
     return {"temperature_margin_c": left - one_field(handle, FIELD_SHUTDOWN_MARGIN)}
 
 
+def _power(handle: Handle) -> dict[str, float]:
+    return {"power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000}  # it says milliwatts
+
+
 def _throttle(handle: Handle) -> dict[str, float]:
     try:
         return {"throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)}
@@ -174,6 +178,7 @@ QUERIES: Final[tuple[tuple[tuple[str, ...], Query], ...]] = (
     ),
     (("recovery_action",), _recovery),
     (("pcie_replay",), _pcie),
+    (("power_w",), _power),
     (("throttle_reasons",), _throttle),
     (("fabric_state", "fabric_health"), _fabric),
 )

@@ -63,6 +63,7 @@ class Metric(StrEnum):
     TEMPERATURE_SHUTDOWN_C = "temperature_shutdown_c"
     TEMPERATURE_MARGIN_C = "temperature_margin_c"
     """Degrees left until the hardware switches itself off."""
+    POWER_W = "power_w"
     THROTTLE_REASONS = "throttle_reasons"
     FABRIC_STATE = "fabric_state"
     FABRIC_HEALTH = "fabric_health"
@@ -118,6 +119,7 @@ METRICS: Final[Mapping[Metric, MetricInfo]] = MappingProxyType(
         Metric.TEMPERATURE_C: _info(Kind.GAUGE, "celsius"),
         Metric.TEMPERATURE_SHUTDOWN_C: _info(Kind.GAUGE, "celsius"),
         Metric.TEMPERATURE_MARGIN_C: _info(Kind.GAUGE, "celsius"),
+        Metric.POWER_W: _info(Kind.GAUGE, "watts"),
         Metric.THROTTLE_REASONS: _info(Kind.MASK),
         Metric.FABRIC_STATE: _info(Kind.CODE, node_wide=True),
         Metric.FABRIC_HEALTH: _info(Kind.CODE, node_wide=True),

@@ -58,10 +58,14 @@ class SourceHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """Every device ever seen, the node first, and the sources that see them."""
+    """Every device ever seen, the node first, and the sources that see them.
+
+    ``remarks`` speak of devices that are well, and may support what is found of the ranks on them.
+    """
 
     devices: tuple[DeviceHealth, ...]
     sources: tuple[SourceHealth, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def node(self) -> DeviceHealth:

@@ -14,6 +14,9 @@ from sidecar.hardware.xid import FATAL_CODES
 FOLLOW_UP_XIDS: Final = frozenset({45, 154})
 """Echoes of another error (45) and advice about one (154): convicting on them blames twice."""
 
+LIMIT_MAX: Final = 1e9
+"""A number beyond it is a slip: as seconds it is thirty years, as a rate more than a link has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthConfig:
@@ -53,8 +56,11 @@ class HealthConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
-                raise ValueError(f"{field.name} must not be negative, but is {value}")
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if not 0 <= value <= LIMIT_MAX:
+                words = "must not be negative" if value < 0 else f"must be at most {LIMIT_MAX:.0f}"
+                raise ValueError(f"{field.name} {words}, but is {value}")
         if self.poll_interval_s <= 0:
             raise ValueError("poll_interval_s must be above zero")
         if self.nvlink_errors_warn_per_min > self.nvlink_errors_fatal_per_min:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sidecar.events import HardwareFinding
+from sidecar.events import XID_REASON, HardwareFinding, HardwareRecovered
 from sidecar.hardware.health import HealthCleared, HealthConfig, HealthEvent
 from sidecar.hardware.monitor import HardwareHealthMonitor
 from sidecar.hardware.readings import METRICS, Metric
@@ -95,8 +95,18 @@ def finding_of(event: HealthEvent) -> HardwareFinding:
     )
 
 
+def recovery_of(event: HealthCleared) -> HardwareRecovered:
+    """Return that a device's fault is over, as the agent takes it."""
+    unnamed = event.device.index is None or METRICS[event.metric].node_wide
+    return HardwareRecovered(
+        gpu=None if unnamed else event.device.index,
+        reason=XID_REASON if event.metric is Metric.XID else reason_of(event.metric, None),
+        message=event.message,
+    )
+
+
 def reason_of(metric: Metric, value: float | None) -> str:
     """Return the reason code of a fault: one word, the same for the same fault."""
     if metric is Metric.XID and value is not None:
-        return f"Xid{value:.0f}"
+        return f"{XID_REASON}{value:.0f}"
     return "".join(word.capitalize() for word in metric.value.split("_"))

@@ -40,6 +40,8 @@ START = {
     "ipVersion": "1",
 }
 XID = "6,1,{},-;NVRM: Xid (PCI:{}): 79, pid=1, name=python, GPU has fallen off the bus.\n"
+QUICK = {"pollIntervalS": 0.5, "debounceS": 0.1, "clearAfterS": 0.5}
+LABELS = '{{"labels": {{"sagemaker.amazonaws.com/node-health-status": "{}"}}}}'
 
 
 def until(look: Callable[[], T | None], what: str) -> T:
@@ -54,7 +56,9 @@ def until(look: Callable[[], T | None], what: str) -> T:
 class Node:
     """A sidecar that runs two workers."""
 
-    def __init__(self, folder: Path, fake: FakeNvml, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, fake: FakeNvml, health: object = None, **environment: str
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.base = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -76,6 +80,8 @@ class Node:
             "kernelLog": str(self.kernel_log),
             "warmWorkers": False,
         }
+        if health is not None:
+            fields["health"] = health
         config.write_text(yaml.safe_dump(fields))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "coordinator.cli", "sidecar", "--config", str(config)],
@@ -136,8 +142,8 @@ def node(tmp_path: Path, fake: FakeNvml) -> Iterator[Callable[..., Node]]:
     """Start sidecars that are ended afterwards."""
     nodes: list[Node] = []
 
-    def begin(**environment: str) -> Node:
-        nodes.append(Node(tmp_path, fake, **environment))
+    def begin(health: object = None, **environment: str) -> Node:
+        nodes.append(Node(tmp_path, fake, health, **environment))
         return nodes[-1]
 
     yield begin
@@ -211,3 +217,40 @@ def test_a_library_that_fails_is_not_known_and_not_well(
     severity = until(lambda: blind.series("outrider_node_health_severity") or None, "a scrape")
     assert list(severity.values()) == [1]
     assert blind.series("outrider_gpu_health_severity") == {}
+
+
+def test_what_another_agent_writes_stops_the_node_and_is_taken_back(
+    node: Callable[..., Node], tmp_path: Path
+) -> None:
+    """A node that its provider is about to take away would train until it is gone."""
+    words = tmp_path / "agent.jsonl"
+    words.touch()
+    running = node(health={"files": [str(words)], "thresholds": QUICK})
+    running.run()
+    with words.open("a") as file:
+        file.write(LABELS.format("Unschedulable") + "\n")
+    (fault,) = running.status("faulted")["outrider"]["faults"]
+    assert (fault["kind"], fault["scope"], fault["reason"]) == ("gpu_fatal", "node", "External")
+    assert "node-health-status is Unschedulable" in fault["message"]
+    running.ask("/stop", {})
+    assert running.status("ready")["outrider"]["faults"]
+    with words.open("a") as file:
+        file.write(LABELS.format("Schedulable") + "\n")
+    until(lambda: True if not running.status("ready")["outrider"]["faults"] else None, "its end")
+
+
+def test_the_limits_of_the_nodes_file_are_those_that_judge(
+    node: Callable[..., Node], fake: FakeNvml
+) -> None:
+    """A site with hot racks could not say so, and its nodes would be stopped for nothing."""
+    fake.set(gpu3_temperature=70)
+    running = node(health={"thresholds": {**QUICK, "temperatureWarnC": 60}})
+    running.run()
+
+    def severity() -> int | None:
+        found = running.series("outrider_gpu_health_severity")
+        return next(
+            (1 for label, value in found.items() if 'gpu="3"' in label and value == 2), None
+        )
+
+    until(severity, "a warning of 70 degrees")

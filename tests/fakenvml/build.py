@@ -18,6 +18,7 @@ COMPILE_S = 60
 WELL = {
     "temperature": 55,
     "shutdown": 95,
+    "power": 700_000,
     "ecc_unc_vol": 0,
     "ecc_unc_agg": 0,
     "ecc_cor_vol": 0,

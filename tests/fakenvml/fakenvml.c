@@ -241,6 +241,11 @@ int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *out)
     return ask_u32(device, "temperature", out);
 }
 
+int nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts)
+{
+    return ask_u32(device, "power", milliwatts);
+}
+
 typedef struct { unsigned version, sensor; int degrees; } Temperature;
 
 int nvmlDeviceGetTemperatureV(Device *device, Temperature *out)

@@ -1,5 +1,9 @@
 """The agent core: commands, findings, and what the coordinator is told."""
 
+from dataclasses import replace
+
+import pytest
+
 from scout.clock import SECOND, Instant
 from scout.hang import RankSnapshot
 from sidecar.agent import AgentConfig, AgentCore
@@ -16,6 +20,7 @@ from sidecar.events import (
     AnswerWorker,
     CommandReceived,
     HardwareFinding,
+    HardwareRecovered,
     KillWorkers,
     LogFinding,
     PortReserved,
@@ -361,6 +366,24 @@ def test_a_hardware_fault_outlives_the_generation():
     core.handle(WorkersGone(generation=1), at(3))
     fault = core.snapshot(at(4)).faults[0]
     assert (fault.kind, fault.gpu, fault.rank) == (FaultKind.GPU_FATAL, 0, 1)
+
+
+@pytest.mark.parametrize("reason", ["Xid79", "TemperatureC"])
+def test_a_device_that_recovered_is_spoken_against_until_its_stop_is_over_and_no_longer(reason):
+    """A node that a person gives ranks again would be excluded for what was mended long ago."""
+    core = running()
+    core.handle(HardwareFinding(gpu=0, reason=reason, message="bad", line="l"), at(2))
+    core.handle(HardwareFinding(gpu=1, reason=reason, message="bad", line="l"), at(2))
+    well = HardwareRecovered(gpu=0, reason=reason.removesuffix("79"), message="well again")
+    core.handle(well, at(3))
+    assert core.state is AgentState.FAULTED
+    assert len(core.snapshot(at(3)).faults) == 2, "the reason of the stop is kept"
+    core.handle(CommandReceived(command=stop()), at(3))
+    core.handle(WorkersGone(generation=1), at(3))
+    assert [fault.gpu for fault in core.snapshot(at(4)).faults] == [1]
+    core.handle(PortReserved(port=1), at(4))
+    core.handle(replace(well, gpu=1), at(5))
+    assert core.snapshot(at(5)).faults == ()
 
 
 def lost(gpu, reason="Xid79", **more):

@@ -84,6 +84,41 @@ def cleared(outcomes: Iterable[object]) -> list[Metric]:
     return [outcome.metric for outcome in outcomes if isinstance(outcome, HealthCleared)]
 
 
+def test_a_standing_word_that_is_taken_back_once_is_over() -> None:
+    """An agent writes each change once; its node would be spoken against for ever."""
+    bench = Bench(device=NODE)
+    bad = bench.reading(Metric.EXTERNAL, 1, source="file", claim=Severity.FATAL)
+    assert fatal(bench.give([bad])) == [Metric.EXTERNAL]
+    bench.now_s += 600
+    assert bench.give([]) == ()
+    bench.give([bench.reading(Metric.EXTERNAL, 1, source="file", claim=Severity.HEALTHY)])
+    bench.now_s += 60
+    assert cleared(bench.give([])) == [Metric.EXTERNAL]
+
+
+def test_c26_power_far_below_the_usual_is_remarked_and_convicts_nobody() -> None:
+    """Utilization stays at its top in a hang; the one witness that knows better went unheard."""
+    bench = Bench()
+    assert all(bench.read(power_w=watts) == () for watts in (690, 710, 400) * 8)
+    assert bench.health.snapshot(bench.now).remarks == (), "pauses are usual"
+    outcomes = [*bench.read(power_w=290), *bench.read(power_w=280)]
+    (remark,) = bench.health.snapshot(bench.now).remarks
+    assert "GPU 3" in remark
+    assert "draws 290 W, 41% of its usual 710 W" in remark
+    assert outcomes == []
+    assert bench.state(Metric.POWER_W) is Severity.HEALTHY
+    bench.now_s += 600
+    assert bench.health.snapshot(bench.now).remarks == (), "too old to speak of now"
+
+
+def test_c26_a_device_that_never_computed_is_not_remarked() -> None:
+    """Every idle spare would stand in every incident."""
+    bench = Bench()
+    for watts in [90] * 20 + [30] * 3:
+        bench.read(power_w=watts)
+    assert bench.health.snapshot(bench.now).remarks == ()
+
+
 def test_every_pair_of_states_has_a_row() -> None:
     """A pair without one would end the monitor in the middle of an incident."""
     assert set(MOVES) == {(one, other) for one in Severity for other in Severity}

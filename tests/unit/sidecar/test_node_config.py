@@ -1,10 +1,14 @@
 """The node's file: what is accepted, and how a mistake is told."""
 
+import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from sidecar.config import ConfigError, check_node_config, load_node_config
+from sidecar.hardware.node_file import THRESHOLDS
+from sidecar.hardware.thresholds import HealthConfig
 
 GOOD = """
 nodeName: node-0
@@ -54,6 +58,10 @@ def test_every_field_is_read(write, tmp_path):
         kernelLog: {tmp_path}/kernel.log
         gpus: [{{index: 0, pci: "0000:3b:00"}}]
         xids: {{63: {{severity: fatal, action: call us}}}}
+        health:
+          thresholds: {{temperatureWarnC: 80, queryStuckFatalS: null, fatalOnRemapFailure: false}}
+          dcgmExporter: http://127.0.0.1:9400/metrics
+          files: [{tmp_path}/agent.jsonl]
         tokenFile: {tmp_path}/token
         module: false
         noPython: false
@@ -63,6 +71,11 @@ def test_every_field_is_read(write, tmp_path):
     assert config.labels == {"zone": "a"}
     assert config.gpus[0].pci == "0000:3b:00"
     assert config.xids[63].severity == "fatal"
+    limits = config.health.config(frozenset({63}))
+    assert (limits.temperature_warn_c, limits.query_stuck_fatal_s) == (80.0, None)
+    assert (limits.fatal_on_remap_failure, limits.fatal_xids) == (False, frozenset({63}))
+    names = [source.name for source in config.health.sources()]
+    assert names == ["dcgm-exporter", f"file:{tmp_path}/agent.jsonl"]
     assert config.socket_path().name == "worker.sock"
 
 
@@ -87,6 +100,33 @@ def test_every_field_is_read(write, tmp_path):
         ("runDir: /" + "x" * 120, "runDir: socket path"),
         ("kernelLog: /tmp", "kernelLog: /tmp is a directory"),
         ("a: [", "not YAML"),
+        ("health: {threshold: {}}", "health: Object contains unknown field `threshold`"),
+        (
+            "health: {thresholds: {temperatureWarn: 80}}",
+            "health.thresholds.temperatureWarn: no such threshold; did you mean temperatureWarnC?",
+        ),
+        ("health: {thresholds: {fatalXids: [63]}}", "say it under `xids`"),
+        (
+            "health: {thresholds: {temperatureWarnC: hot}}",
+            "health.thresholds.temperatureWarnC: Expected `float`, got `str`",
+        ),
+        (
+            "health: {thresholds: {pollIntervalS: -1}}",
+            "health.thresholds: pollIntervalS must not be negative, but is -1",
+        ),
+        ("health: {thresholds: {pollIntervalS: .inf}}", "pollIntervalS must be at most 1000000000"),
+        ("health: {thresholds: {debounceS: .nan}}", "debounceS must be"),
+        (
+            "health: {thresholds: {pollIntervalS: 60}}",
+            "unknownAfterS (30) must be above pollIntervalS (60)",
+        ),
+        (
+            "health: {thresholds: {nvlinkErrorsWarnPerMin: 20000}}",
+            "nvlinkErrorsWarnPerMin must not be above nvlinkErrorsFatalPerMin",
+        ),
+        ("health: {dcgmExporter: localhost:9400}", "health.dcgmExporter: the exporter's address"),
+        ("health: {files: [/a, /a]}", "health.files: one of them stands there twice"),
+        ('health: {files: [""]}', "health.files[0]: a path must not be empty"),
     ],
 )
 def test_a_mistake_is_told_with_file_field_and_reason(write, text, words):
@@ -133,3 +173,14 @@ def test_what_yaml_itself_cannot_build_is_told_in_one_line(write, text):
     with pytest.raises(ConfigError) as caught:
         write(text)
     assert "\n" not in str(caught.value)
+
+
+def test_every_threshold_is_documented_with_its_default():
+    """A person on call would have to read the source to know when a device is convicted."""
+    page = (Path(__file__).parents[3] / "docs" / "hardware-health.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
+    defaults = HealthConfig()
+    for camel, name in THRESHOLDS.items():
+        value = getattr(defaults, name)
+        shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        assert told[camel].strip() == shown, camel
