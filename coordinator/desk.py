@@ -55,6 +55,8 @@ class Desk:
         self.paused: frozenset[int] = frozenset()
         """The ranks that paused when it was last looked, and nobody was convicted."""
         self.look_again_at = now
+        self.script = ""
+        """Version of the script that the present generation runs, as its nodes told."""
         self.not_before = now
         self.phase_since = now
         self.waiting_for = ""
@@ -133,6 +135,29 @@ class Desk:
             evidence_wait=seconds(self.settings.evidence_budget_s),
         )
 
+    # --- checkpoints ------------------------------------------------------------------------
+
+    def checkpoints_told(self, report: StatusReport) -> tuple[str, ...]:
+        """Take in what a node's ranks saved; return what is wrong with it, each thing once."""
+        nproc, group_rank = self.settings.nproc_per_node, report.group_rank
+        if group_rank is not None:
+            ranks = tuple(range(group_rank * nproc, (group_rank + 1) * nproc))
+            for declared in report.checkpoint_types:
+                kind = declared.checkpoint_type
+                self.ledger.declare(declared.prefix, kind, ranks, declared.ranks)
+        for item in report.checkpoints:
+            self.ledger.confirm(
+                item.prefix,
+                item.step,
+                item.ranks,
+                item.paths,
+                generation=report.generation,
+                kind=item.checkpoint_type,
+            )
+        if self.ledger.complete(self.settings.world_size):
+            self.memory.checkpoints_complete(self.ledger.pointers())
+        return self.ledger.conflicts()
+
     # --- phases and commands ----------------------------------------------------------------
 
     def enter(self, phase: JobPhase, now: Instant) -> None:
@@ -171,6 +196,10 @@ class Desk:
         """Return the nodes that hold ranks, in the order of their group rank."""
         views = (self.members.view(node) for node in self.state.world)
         return [view for view in views if view is not None]
+
+    def nodes_at_hand(self, now: Instant) -> int:
+        """Return how many nodes could take the place of one that holds a rank."""
+        return sum(view.node not in self.state.world for view in self.members.usable(now))
 
     def gone(self, now: Instant) -> frozenset[str]:
         """Return the nodes that count as lost."""

@@ -108,6 +108,8 @@ class CheckpointChoice:
     step: int | None
     path: str | None
     reason: str
+    others: tuple[tuple[str, str], ...] = ()
+    """``(type, path)`` of further types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

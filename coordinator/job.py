@@ -109,6 +109,7 @@ class JobCore:
             waiting_for=desk.waiting_for,
             now_ns=desk.wall(now),
             now=now,
+            pending_checkpoints=desk.ledger.pending(desk.settings.world_size),
         )
 
     def _go_on(self, effects: list[Effect], now: Instant) -> Sequence[Effect]:
@@ -161,13 +162,9 @@ class JobCore:
         view = desk.members.status(link, report, now)
         if not isinstance(view, NodeView):
             return [Say(level="WARNING", text=view.reason)]
-        for item in report.checkpoints:
-            desk.ledger.confirm(
-                item.prefix, item.step, item.ranks, item.paths, generation=report.generation
-            )
-        if desk.ledger.complete(desk.settings.world_size):
-            desk.memory.checkpoints_complete(desk.ledger.pointers())
+        conflicts = desk.checkpoints_told(report)
         if report.generation == desk.state.generation:
+            desk.script = report.script_version or desk.script
             desk.stepped |= any(rank.step is not None for rank in report.ranks)
         incarnation, known = self._seen.get(view.node, ("", 0))
         if incarnation != report.incarnation:
@@ -177,7 +174,7 @@ class JobCore:
                 self._fault_told(view.node, fault, report.generation, now)
         newest = max((fault.fault_id for fault in report.faults), default=0)
         self._seen[view.node] = (report.incarnation, max(known, newest))
-        return []
+        return [Say(level="ERROR", text=text) for text in conflicts]
 
     def _fault_told(self, node: str, fault: FaultReport, generation: int, now: Instant) -> None:
         hardware = fault.kind is FaultKind.GPU_FATAL

@@ -15,6 +15,7 @@ from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
 from coordinator.ledger import CAUSES, Account, Ledger
 from coordinator.phases import JobPhase
+from coordinator.poison import Sighting
 from sidecar.api import CheckpointPointer
 from worker_shim.messages import RestartMode
 
@@ -50,6 +51,8 @@ class DurableState:
     excluded: dict[str, str] = field(default_factory=dict)
     """Excluded node -> reason."""
     restarts: tuple[Restart, ...] = ()
+    sightings: tuple[Sighting, ...] = ()
+    """Failures whose cause is not known yet, by what stays the same of them; the newest last."""
     complete_checkpoints: tuple[CheckpointPointer, ...] = ()
     """Confirmed by every rank of the job, newest last, bounded."""
     chosen_checkpoints: tuple[CheckpointPointer, ...] = ()

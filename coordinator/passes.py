@@ -310,6 +310,8 @@ def _resolve(desk: Desk, now: Instant) -> list[Effect]:
         desk.ledger,
         stepped=desk.stepped,
         now_ns=desk.wall(now),
+        script=desk.script,
+        nodes_at_hand=desk.nodes_at_hand(now),
     )
     desk.memory.change(replace(resolution.state, open_incident=resolution.incident))
     for node, reason in desk.state.excluded.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.escalation import OPERATOR_CAUSE
 from coordinator.incidents import RankPlace
 from coordinator.journal_format import DurableState
@@ -21,6 +22,7 @@ def picture(
     waiting_for: str,
     now_ns: int,
     now: Instant,
+    pending_checkpoints: tuple[PendingCheckpoint, ...] = (),
 ) -> JobView:
     """Return the outside view of a job.  ``now_ns`` is the wall clock of ``now``."""
     window_ns = round(settings.restart.window_s * SECOND)
@@ -41,6 +43,7 @@ def picture(
         complete_checkpoints=state.complete_checkpoints,
         chosen_checkpoints=state.chosen_checkpoints,
         nodes=tuple(_node(view, group_ranks.get(view.node), now) for view in members.views()),
+        pending_checkpoints=pending_checkpoints,
         excluded=state.excluded,
         open_incident=state.open_incident,
         restarts_total=len(state.restarts),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from coordinator import culprit, escalation
+from coordinator import culprit, escalation, poison
 from coordinator.checkpoint_choice import CheckpointLedger
 from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident, NodeFault
 from coordinator.journal_format import DurableState, Restart
@@ -47,10 +47,18 @@ def resolve(
     *,
     stepped: bool,
     now_ns: int,
+    script: str = "",
+    nodes_at_hand: int = 0,
 ) -> Resolution:
-    """Choose checkpoint and restart mode for ``incident``; ``now_ns`` is the wall clock."""
+    """Choose checkpoint and restart mode for ``incident``; ``now_ns`` is the wall clock.
+
+    ``script`` is the version of what ran, ``nodes_at_hand`` the number of nodes that stand by.
+    """
     finding = incident.finding
-    choices = ledger.choose(settings.world_size, not_after=culprit.damaged_at(incident.faults))
+    sighting = poison.sighting_of(incident, state.chosen_checkpoints, script, now_ns)
+    ruling, choices = _choose(
+        settings, state, incident, ledger, sighting=sighting, nodes_at_hand=nodes_at_hand
+    )
     step = newest_step(choices)
     asked = [item for item in incident.faults if item.report.kind is FaultKind.OPERATOR]
     judged = None if asked else finding
@@ -66,6 +74,7 @@ def resolve(
     )
     if asked:
         decision = _as_asked(decision, asked)
+    decision = _as_ruled(decision, ruling, choices)
     excluded = {**state.excluded, **dict.fromkeys(decision.exclude_nodes, decision.reason)}
     restarts = state.restarts
     if decision.mode is not None:
@@ -81,19 +90,75 @@ def resolve(
     return Resolution(
         decision=decision,
         choices=choices,
-        state=replace(
-            state,
-            excluded=excluded,
-            restarts=restarts,
-            chosen_checkpoints=pointers(choices),
-            complete_checkpoints=tuple(
-                pointer
-                for pointer in state.complete_checkpoints
-                if pointer.step <= _kept(choices, pointer.prefix)
-            ),
-        ),
+        state=_remembering(replace(state, excluded=excluded, restarts=restarts), sighting, choices),
         incident=replace(incident, decision=decision, checkpoints=choices, steps_lost=lost),
     )
+
+
+def _remembering(
+    state: DurableState,
+    sighting: poison.Sighting | None,
+    choices: tuple[CheckpointChoice, ...],
+) -> DurableState:
+    """Return the state that also knows what was seen and from where the job goes on."""
+    seen = state.sightings if sighting is None else (*state.sightings, sighting)
+    return replace(
+        state,
+        sightings=seen[-poison.SIGHTINGS_KEPT_MAX :],
+        chosen_checkpoints=pointers(choices),
+        complete_checkpoints=tuple(
+            pointer
+            for pointer in state.complete_checkpoints
+            if pointer.step <= _kept(choices, pointer.prefix)
+        ),
+    )
+
+
+def _choose(
+    settings: JobSettings,
+    state: DurableState,
+    incident: Incident,
+    ledger: CheckpointLedger,
+    *,
+    sighting: poison.Sighting | None,
+    nodes_at_hand: int,
+) -> tuple[poison.Ruling, tuple[CheckpointChoice, ...]]:
+    """Choose without what repetition speaks against."""
+    damaged_at = culprit.damaged_at(incident.faults)
+    plain = ledger.choose(settings.world_size, not_after=damaged_at)
+    if sighting is None:
+        return poison.Ruling(), plain
+    older = ledger.choose(
+        settings.world_size,
+        not_after=damaged_at,
+        demoted={(it.prefix, it.step): "given up" for it in sighting.checkpoint},
+    )
+    ruling = poison.judge(
+        state.sightings,
+        sighting,
+        older=bool(older) and all(choice.step is not None for choice in older),
+        nodes_at_hand=nodes_at_hand,
+    )
+    if not ruling.demoted:
+        return ruling, plain
+    demoted = {(it.prefix, it.step): ruling.reason for it in ruling.demoted}
+    return ruling, ledger.choose(settings.world_size, not_after=damaged_at, demoted=demoted)
+
+
+def _as_ruled(
+    decision: Decision, ruling: poison.Ruling, choices: Sequence[CheckpointChoice]
+) -> Decision:
+    """Return the decision with what repetition speaks against."""
+    if decision.mode is None:
+        return decision
+    if ruling.stop:
+        return replace(decision, mode=None, reason=f"{ruling.reason} ({decision.reason})")
+    lost = {it.prefix for it in ruling.demoted}
+    if any(choice.step is None for choice in choices if choice.prefix in lost):
+        text = f"no checkpoint is left that can be loaded; {ruling.reason} ({decision.reason})"
+        return replace(decision, mode=None, reason=text)
+    nodes = tuple(dict.fromkeys([*decision.exclude_nodes, *ruling.blamed]))
+    return replace(decision, exclude_nodes=nodes, reason=decision.reason + poison.told(ruling))
 
 
 def newest_step(choices: Sequence[CheckpointChoice]) -> int | None:
@@ -104,7 +169,9 @@ def newest_step(choices: Sequence[CheckpointChoice]) -> int | None:
 def pointers(choices: Sequence[CheckpointChoice]) -> tuple[CheckpointPointer, ...]:
     """Return the choices that name a checkpoint, as workers are told."""
     return tuple(
-        CheckpointPointer(prefix=choice.prefix, step=choice.step, path=choice.path)
+        CheckpointPointer(
+            prefix=choice.prefix, step=choice.step, path=choice.path, others=choice.others
+        )
         for choice in choices
         if choice.step is not None and choice.path is not None
     )

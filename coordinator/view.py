@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
 from coordinator.phases import JobPhase
@@ -51,6 +52,8 @@ class JobView:
     outcome_reason: str
     waiting_for: str
     """Why the job does not go on by itself at this moment, or empty."""
+    pending_checkpoints: tuple[PendingCheckpoint, ...] = ()
+    """Newer steps that not every rank confirmed, and whom they lack."""
     health: tuple[HealthNotice, ...] = ()
     """What others say of nodes, as long as it stands."""
     health_counts: Mapping[str, int] = field(default_factory=dict)

@@ -50,13 +50,7 @@ from sidecar.events import (
     WorkerSpoke,
     WorkersSpawned,
 )
-from sidecar.findings import (
-    Findings,
-    crash,
-    hardware_fault,
-    log_fault,
-    spawn_failure,
-)
+from sidecar.findings import Findings, crash, hardware_fault, log_fault, spawn_failure
 from sidecar.inspection import answer, look
 from sidecar.lifecycle import PROCESS_RESTART, TransitionTable, Trigger, advance
 from sidecar.ranks import Worker, stall_policy
@@ -103,6 +97,7 @@ class AgentCore:
         self._findings = Findings()
         self._port = 0
         self._port_asked = False
+        self._script_version = ""
         self._exit_code: int | None = None
         self._forced_at: Instant | None = None
         self._heartbeat = seconds(HEARTBEAT_DEFAULT_S)
@@ -154,6 +149,8 @@ class AgentCore:
                 for local_rank, worker in sorted(self._workers.items())
             ),
             checkpoints=self.checkpoints.confirmations(),
+            checkpoint_types=self.checkpoints.declarations(),
+            script_version=self._script_version,
         )
 
     def _dispatch(self, event: Event, now: Instant) -> Sequence[Effect]:
@@ -285,6 +282,7 @@ class AgentCore:
             return []
         for local_rank, pid in event.pids.items():
             self._workers.setdefault(local_rank, Worker()).pid = pid
+        self._script_version = event.script_version
         self._news = True
         size = self._start.nnodes * self.config.nproc_per_node
         rules = self._start.log_rules

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, TypeAlias
 
 from scout.hang import RankSnapshot
-from worker_shim.messages import RestartMode
+from worker_shim.messages import MODEL_CHECKPOINT, RestartMode
 
 PROTOCOL_VERSION: Final = 1
 UPLINK_PATH: Final = "/v1/sidecar"
@@ -137,6 +137,16 @@ class CheckpointConfirmation:
     step: int
     ranks: tuple[int, ...]
     paths: tuple[str, ...]
+    checkpoint_type: str = MODEL_CHECKPOINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDeclaration:
+    """How many of this node's ranks will confirm each step of a prefix's type."""
+
+    prefix: str
+    checkpoint_type: str
+    ranks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +192,9 @@ class StatusReport:
     faults: tuple[FaultReport, ...] = ()
     ranks: tuple[RankStatus, ...] = ()
     checkpoints: tuple[CheckpointConfirmation, ...] = ()
+    checkpoint_types: tuple[CheckpointDeclaration, ...] = ()
+    script_version: str = ""
+    """Digest of the training script's file and arguments, as they were at the last start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,11 +285,19 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPointer:
-    """A chosen checkpoint: ``{prefix: {progressCount, progressData}}`` on HTTP."""
+    """A chosen checkpoint: ``{prefix: {progressCount, progressData}}`` on HTTP.
+
+    ``path`` is that of the model; ``others`` holds ``(type, path)`` of further types.
+    """
 
     prefix: str
     step: int
     path: str
+    others: tuple[tuple[str, str], ...] = ()
+
+    def path_of(self, checkpoint_type: str) -> str:
+        """Return where this type of the checkpoint lies; one that is not apart lies with all."""
+        return dict(self.others).get(checkpoint_type, self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ class WorkersSpawned:
 
     generation: int
     pids: Mapping[int, int]
+    script_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

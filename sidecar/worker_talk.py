@@ -51,12 +51,22 @@ def hear(
             return Heard(reply=done, news=True)
         case CheckpointSaved():
             refusal = checkpoints.saved(
-                prefix=message.prefix, step=message.step, rank=rank, path=message.path
+                prefix=message.prefix,
+                step=message.step,
+                rank=rank,
+                path=message.path,
+                kind=message.checkpoint_type,
             )
             if refusal is not None:
                 return Heard(reply=Refusal(reply_to=seq, reason=refusal))
             return Heard(reply=done, news=True)
         case CheckpointQuery():
-            return Heard(reply=checkpoint_answer(chosen, message.prefix, seq))
-        case Init() | CheckpointInit() | Heartbeat():
+            answer = checkpoint_answer(chosen, message.prefix, seq, message.checkpoint_type)
+            return Heard(reply=answer)
+        case CheckpointInit():
+            refusal = checkpoints.declare(message.prefix, message.checkpoint_types)
+            if refusal is not None:
+                return Heard(reply=Refusal(reply_to=seq, reason=refusal), news=fresh)
+            return Heard(reply=done, news=fresh or bool(message.checkpoint_types))
+        case Init() | Heartbeat():
             return Heard(reply=done, news=fresh)

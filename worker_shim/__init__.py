@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import SupportsIndex, TypeVar
 
 from worker_shim.attachment import ATTACHMENT, Session
+from worker_shim.checkpoint import CheckpointKind
 from worker_shim.messages import RestartMode
 from worker_shim.phases import CheckpointDirection, DeclaredPhase
 
@@ -74,24 +75,31 @@ def notify_labels(labels: Mapping[str, object]) -> None:
 
 
 def checkpoint_saved(
-    step: SupportsIndex, path: str | os.PathLike[str], prefix: str = "checkpoint"
+    step: SupportsIndex,
+    path: str | os.PathLike[str],
+    prefix: str = "checkpoint",
+    kind: CheckpointKind = "model",
 ) -> None:
     """Say that this rank's part of the checkpoint of ``step`` is durable at ``path``.
 
     Every rank calls it, once the whole checkpoint can be loaded.  Returns at once; the report is
     delivered at least once while a sidecar lives.  ``step`` is the number of completed steps.
+    Where the data loader's state is saved apart, ``kind="data"`` says so: a step counts once every
+    rank confirmed both.
     """
-    _session().checkpoint_saved(step, path, prefix)
+    _session().checkpoint_saved(step, path, prefix, kind)
 
 
 def latest_checkpoint(
-    prefix: str = "checkpoint", default: str | os.PathLike[str] | None = None
+    prefix: str = "checkpoint",
+    default: str | os.PathLike[str] | None = None,
+    kind: CheckpointKind = "model",
 ) -> str | None:
-    """Return the path of the checkpoint that all ranks are to load.
+    """Return the path of the checkpoint that all ranks are to load: one answer for all of them.
 
     ``default`` is the answer when Outrider is not there or has chosen nothing.
     """
-    return _session().latest_checkpoint(prefix, default)
+    return _session().latest_checkpoint(prefix, default, kind)
 
 
 def report_fault(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Concatenate, Final, ParamSpec, SupportsIndex, TypeVar
 
 from scout.progress import PageWriter, ProgressPageError
-from worker_shim.checkpoint import AnyPath, CheckpointTracker
+from worker_shim.checkpoint import AnyPath, CheckpointKind, CheckpointTracker
 from worker_shim.client import Client
 from worker_shim.instrument import Instruments
 from worker_shim.messages import (
@@ -97,19 +97,26 @@ class Session:
 
     @_quietly
     def checkpoint_saved(
-        self, step: SupportsIndex, path: AnyPath, prefix: str = "checkpoint"
+        self,
+        step: SupportsIndex,
+        path: AnyPath,
+        prefix: str = "checkpoint",
+        kind: CheckpointKind = "model",
     ) -> None:
         """Say that this rank's part of the checkpoint of ``step`` is durable at ``path``."""
         self._look_for_torch()
         if self._checkpoints is not None:
-            self._checkpoints.saved(step, path, prefix)
+            self._checkpoints.saved(step, path, prefix, kind)
 
     def latest_checkpoint(
-        self, prefix: str = "checkpoint", default: AnyPath | None = None
+        self,
+        prefix: str = "checkpoint",
+        default: AnyPath | None = None,
+        kind: CheckpointKind = "model",
     ) -> str | None:
         """Return the checkpoint that every rank is to load, or ``default``."""
         own = None if default is None else os.fsdecode(default)
-        chosen = self._chosen(prefix, own)
+        chosen = self._chosen(prefix, own, kind)
         return own if chosen is None else chosen[0]
 
     @_quietly
@@ -133,10 +140,12 @@ class Session:
         self._client.ask(fault, FAULT_S_MAX)
 
     @_quietly
-    def _chosen(self, prefix: str, default: str | None) -> tuple[str | None] | None:
+    def _chosen(self, prefix: str, default: str | None, kind: str) -> tuple[str | None] | None:
         """Return the answer in a tuple, because "begin from nothing" is an answer too."""
         self._look_for_torch()
-        return None if self._checkpoints is None else (self._checkpoints.latest(prefix, default),)
+        if self._checkpoints is None:
+            return None
+        return (self._checkpoints.latest(prefix, default, kind),)
 
     def phase(self, name: str, limit_s: float | None = None) -> DeclaredPhase:
         """Return the context of a phase that may last ``limit_s`` seconds without a stall."""

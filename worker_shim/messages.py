@@ -8,7 +8,7 @@ Every worker message is answered: `Ack`, `Refusal`, or the reply its type names.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
@@ -25,6 +25,15 @@ PROGRESS_TOKEN_ENV: Final = "OUTRIDER_PROGRESS_TOKEN"  # noqa: S105 - the name o
 """The page's ownership token, a decimal integer."""
 GENERATION_ENV: Final = "OUTRIDER_GENERATION"
 """The job's run number that this process belongs to."""
+
+CHECKPOINTS_ENV: Final = "OUTRIDER_CHECKPOINTS"
+"""What this generation was told to load, as JSON ``{prefix: {"step": n, type: path}}``: the answer
+that every rank has in hand even when its sidecar is too busy to give one."""
+
+MODEL_CHECKPOINT: Final = "model_checkpoint"
+DATA_CHECKPOINT: Final = "data_checkpoint"
+CHECKPOINT_TYPES: Final = (MODEL_CHECKPOINT, DATA_CHECKPOINT)
+"""What a step consists of: the model's state, and where its data loader stood."""
 
 BEGINNING: Final = 0
 """The step that stands for what the job first began from: each rank confirms it when it is told
@@ -83,11 +92,17 @@ class RankLabels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInit:
-    """This rank will report checkpoints named by ``prefix``."""
+    """This rank will report checkpoints named by ``prefix``.
+
+    ``checkpoint_types`` maps a type to the number of this node's ranks that report it; a type that
+    is not named is reported by every rank, once any rank reports it.  It is a declaration only:
+    however late it comes, nothing that was confirmed is forgotten.
+    """
 
     TYPE: ClassVar[str] = "ckpt_init"
     local_rank: int
     prefix: str
+    checkpoint_types: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +114,7 @@ class CheckpointSaved:
     prefix: str
     step: int
     path: str
+    checkpoint_type: str = MODEL_CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +124,7 @@ class CheckpointQuery:
     TYPE: ClassVar[str] = "ckpt_info_get"
     local_rank: int
     prefix: str
+    checkpoint_type: str = MODEL_CHECKPOINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,9 @@ PHASE_STYLES: Final[Mapping[str, str]] = {
     "waiting_for_nodes": "cyan",
 }
 
+PENDING_SHOWN: Final = 3
+"""Newest checkpoints that are not complete and whom they lack."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``outrider status``."""
@@ -55,6 +58,7 @@ def _print_job(job: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> None:
         ("world", f"{many(ranks, 'rank')} on {many(job['nnodes'], 'node')}; {idle} standing by"),
         ("step", step),
         ("checkpoints", _checkpoints(job)),
+        *(("not yet", _pending(item)) for item in job["pending_checkpoints"][-PENDING_SHOWN:]),
         (
             "restarts",
             f"{job['restarts_total']}; {job['restart_budget_remaining']} left in the window",
@@ -75,6 +79,10 @@ def _checkpoints(job: Mapping[str, Any]) -> str:
         return "none that every rank confirmed"
     found = ", ".join(f"{prefix} at step {step}" for prefix, step in sorted(newest.items()))
     return f"{found}, confirmed by every rank"
+
+
+def _pending(item: Mapping[str, Any]) -> str:
+    return f"{item['prefix']} at step {item['step']}: {item['why']}"
 
 
 def _incident(incident: Mapping[str, Any] | None) -> str:

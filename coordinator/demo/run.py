@@ -89,6 +89,11 @@ def _break(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
     injected = scenario.inject(cluster)
     screen.say(f"{scenario.name}: {injected}", "inject")
     incident = _follow(cluster, before, screen)
+    if scenario.expected.gives_up:  # the first of the two incidents names who broke
+        number = next(item for item in cluster.incident_ids() if item not in before)
+        first = cluster.incident(number)
+        milestones = [*first["milestones"][:2], *incident["milestones"][2:]]
+        incident = {**incident, "finding": first["finding"], "milestones": milestones}
     result = _result(scenario, injected, injected_ns, incident)
     verdict = "right" if not result.wrong else f"WRONG ({result.wrong})"
     screen.say(
@@ -99,7 +104,7 @@ def _break(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
 
 def _follow(cluster: Cluster, before: set[str], screen: Screen) -> dict[str, Any]:
     """Print an incident's milestones as they come; return it once it is closed."""
-    shown: set[str] = set()
+    shown: set[tuple[str, str]] = set()
     found: dict[str, Any] = {}
 
     def closed() -> bool:
@@ -109,8 +114,8 @@ def _follow(cluster: Cluster, before: set[str], screen: Screen) -> dict[str, Any
         found.update(cluster.incident(fresh[-1]))
         for milestone in found["milestones"]:
             phase = milestone["phase"]
-            if phase not in shown:
-                shown.add(phase)
+            if (found["id"], phase) not in shown:
+                shown.add((found["id"], phase))
                 _tell(phase, found, screen)
         return bool(found["outcome"] in ("recovered", "failed"))
 
@@ -171,6 +176,8 @@ def _mistake(scenario: Scenario, incident: dict[str, Any], culprit: dict[str, An
     truth = scenario.expected
     if incident["outcome"] != "recovered":
         return f"the incident ended as {incident['outcome']}"
+    if truth.gives_up and "is given up" not in incident["decision"]["reason"]:
+        return "no checkpoint was given up"
     if culprit is None:
         return "nobody was named"
     for name in ("kind", "node", "rank", "gpu"):

@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from coordinator.demo.cluster import Cluster, pci_address
@@ -26,6 +27,8 @@ class Expected:
     rank: int
     gpu: int | None = None
     replaced_by: str | None = None
+    gives_up: bool = False
+    """The checkpoint that the job goes back to first must be given up for an older one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,17 @@ def _xid(cluster: Cluster) -> str:
     return "XID 79 in the kernel log of node-0: its GPU 0 has fallen off the bus"
 
 
+def _poison(cluster: Cluster) -> str:
+    pid = cluster.worker_pid("node-1")
+    os.kill(pid, signal.SIGKILL)  # nobody saves any more: a save waits for every rank
+    newest = max(cluster.job()["complete_checkpoints"], key=lambda item: int(item["step"]))
+    os.truncate(newest["path"], Path(newest["path"]).stat().st_size // 2)
+    return (
+        f"SIGKILL to pid {pid}, rank 1 on node-1, and the newest whole checkpoint, that of step "
+        f"{newest['step']}, cut in half"
+    )
+
+
 SCENARIOS: Final = (
     Scenario(
         name="kill",
@@ -94,5 +108,12 @@ SCENARIOS: Final = (
             kind=FaultKind.GPU_FATAL, node="node-0", rank=0, gpu=0, replaced_by="node-4"
         ),
         inject=_xid,
+    ),
+    Scenario(
+        name="poison",
+        summary="the newest checkpoint is torn, and the job goes back to the one before it",
+        expected=Expected(kind=FaultKind.CRASH, node="node-1", rank=1, gives_up=True),
+        inject=_poison,
+        default=False,
     ),
 )

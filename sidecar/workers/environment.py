@@ -4,13 +4,16 @@ A pure function of the start command, the node's size and the sidecar's own envi
 values win only where torchrun lets them win (``OMP_NUM_THREADS``) and where the start says so.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sidecar.api import Start
+from sidecar.api import CheckpointPointer, Start
 from worker_shim.messages import (
+    CHECKPOINTS_ENV,
     GENERATION_ENV,
+    MODEL_CHECKPOINT,
     PROGRESS_PAGE_ENV,
     PROGRESS_TOKEN_ENV,
     SOCKET_ENV,
@@ -73,6 +76,17 @@ def worker_environment(
         PROGRESS_PAGE_ENV: place.page_path,
         PROGRESS_TOKEN_ENV: str(place.page_token),
         GENERATION_ENV: str(start.generation),
+        CHECKPOINTS_ENV: _chosen(start.checkpoints),
         LAUNCH_MARK_ENV: place.launch_mark,
     }
     return {**defaults, **inherited, **ranks, **start.env, **ours}
+
+
+def _chosen(checkpoints: Sequence[CheckpointPointer]) -> str:
+    """Return what every rank is to load, as `worker_shim.messages.CHECKPOINTS_ENV` says."""
+    return json.dumps(
+        {
+            item.prefix: {"step": item.step, MODEL_CHECKPOINT: item.path, **dict(item.others)}
+            for item in checkpoints
+        }
+    )

@@ -22,6 +22,7 @@ from scout.progress import ProgressPageError
 from sidecar.api import ExitCause, Start
 from sidecar.events import SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
 from sidecar.evidence_format import redacted
+from sidecar.workers.command import script_version
 from sidecar.workers.environment import WorkerPlace, worker_environment
 from sidecar.workers.files import LogFiles, last_lines, open_rank_files
 from sidecar.workers.marks import SIDECAR_MARK_ENV
@@ -152,7 +153,8 @@ class Launcher:
             loop.add_reader(worker.pidfd, self._collect, worker.pid)
         self._files[start.generation] = {w.local_rank: w.files for w in started}
         pids = {worker.local_rank: worker.pid for worker in started}
-        self._put(WorkersSpawned(generation=start.generation, pids=pids))
+        version = script_version(self._settings.command)
+        self._put(WorkersSpawned(generation=start.generation, pids=pids, script_version=version))
 
     def kill(self, generation: int, grace_s: float) -> None:
         """End every worker of ``generation`` and older.  Ends in `WorkersGone`.

@@ -432,3 +432,41 @@ def test_what_a_job_began_from_is_told_and_is_gone_back_to(place, played, guests
     assert guests(code, place).ends() == (0, "None\n", "")
     sidecar.answer = (20, "/new/checkpoint")
     assert guests(code, place).ends() == (0, "/new/checkpoint\n", "")
+
+
+def test_a_busy_sidecar_changes_no_ranks_checkpoint(place, played, guests):
+    """One rank that loads its own newest while its peers load the chosen one trains two models."""
+    played(place, refuse=True)
+    chosen = '{"checkpoint": {"step": 7, "model_checkpoint": "/c/7", "data_checkpoint": "/d/7"}}'
+    code = (
+        "import worker_shim\n"
+        "worker_shim.attach()\n"
+        "print(worker_shim.latest_checkpoint(default='/mine'))\n"
+        "print(worker_shim.latest_checkpoint(default='/mine', kind='data'))\n"
+    )
+    status, out, _ = guests(code, place | {"OUTRIDER_CHECKPOINTS": chosen}).ends()
+    assert (status, out.split()) == (0, ["/c/7", "/d/7"])
+
+
+def test_a_chosen_checkpoint_of_no_bytes_is_reported_before_it_is_loaded(
+    place, played, guests, tmp_path
+):
+    """The save that was killed leaves a name without content, and every rank would try it."""
+    shards = tmp_path / "step_200"
+    shards.mkdir()
+    (shards / "rank_0.pt").write_bytes(b"whole")
+    (shards / "rank_3.pt").touch()
+    sidecar = played(place, answer=(200, str(shards)))
+    code = (
+        "import worker_shim\n"
+        "worker_shim.attach()\n"
+        "worker_shim.checkpoint_saved(210, 's3://bucket/210')\n"
+        "worker_shim.checkpoint_saved(210, '/d/210', kind='data')\n"
+        "worker_shim.latest_checkpoint()\n"
+    )
+    status, _, err = guests(code, place).ends()
+    assert (status, err) == (0, "")
+    fault = sidecar.wait_for("job_fault", reason="CheckpointUnusable")
+    assert "rank_3.pt of the chosen checkpoint" in fault["message"]
+    sidecar.wait_for("ckpt_info_update", path="s3://bucket/210")
+    sidecar.wait_for("ckpt_info_update", path="/d/210", checkpoint_type="data_checkpoint")

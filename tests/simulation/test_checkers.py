@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator import checkpoint_choice, culprit, escalation, memory, passes
+from coordinator import checkpoint_step, culprit, escalation, memory, passes
 from coordinator.escalation import RestartPolicy
 from coordinator.events import Effect, Persist
 from scout.clock import Instant
@@ -33,7 +33,7 @@ def forget_to_wait_for_the_disk(patch: pytest.MonkeyPatch) -> None:
 
 def take_any_checkpoint(patch: pytest.MonkeyPatch) -> None:
     """Call a step whole that one rank confirmed."""
-    patch.setattr(checkpoint_choice._Step, "refusal", lambda _self, _world_size: None)
+    patch.setattr(checkpoint_step.Step, "refusal", lambda *_: None)
 
 
 def ignore_the_loss(patch: pytest.MonkeyPatch) -> None:

@@ -246,3 +246,90 @@ def test_an_abandoned_step_never_becomes_whole_by_late_words():
     assert refused is not None
     assert ledger.complete(WORLD) == ()
     assert chosen(ledger).step == 20
+
+
+def test_a_step_is_whole_when_each_of_its_types_is():
+    """A model without the place in its data trains twice on the same, or skips some."""
+    ledger = CheckpointLedger()
+    for step in (10, 20):
+        ledger.confirm("run", step, range(WORLD), [f"/m/{step}"])
+        ledger.confirm("run", step, range(WORLD - (step == 20)), ["/d"], kind="data_checkpoint")
+    choice = chosen(ledger)
+    assert (choice.step, choice.path, choice.others) == (10, "/m/10", (("data_checkpoint", "/d"),))
+    assert "step 20 skipped: rank 3 has not confirmed its data_checkpoint" in choice.reason
+    ledger.complete(WORLD)
+    again = CheckpointLedger.restored(ledger.pointers())
+    assert chosen(again).others == (("data_checkpoint", "/d"),)
+    # It still knows, after a restart, what a step consists of.
+    again.confirm("run", 30, range(WORLD), ["/m/30"])
+    assert chosen(again).step == 10
+
+
+def test_a_late_declaration_erases_nothing_and_counts_from_then_on():
+    """A rank that opens its client late must not cost the job its only valid checkpoint."""
+    ledger = a_ledger((10, range(WORLD)))
+    ledger.complete(WORLD)
+    for ranks in ((0, 1), (2, 3)):
+        ledger.declare("model", "data_checkpoint", ranks, 1)
+    assert chosen(ledger).step == 10
+    ledger.confirm("model", 20, range(WORLD), ["/ckpt/20"])
+    assert chosen(ledger).step == 10
+    ledger.confirm("model", 20, [0], ["/d/20"], kind="data_checkpoint")
+    assert "ranks 2, 3 have not confirmed its data_checkpoint" in chosen(ledger).reason
+    ledger.confirm("model", 20, [3], ["/d/20"], kind="data_checkpoint")
+    assert chosen(ledger).step == 20  # one rank of each node was declared, and one told
+
+
+def test_pending_steps_tell_whom_they_lack_and_differing_paths_are_told_once():
+    """Being told "not complete" without a rank sends a person to read a thousand logs."""
+    ledger = a_ledger((10, range(WORLD)), (20, [0, 2]))
+    ledger.complete(WORLD)
+    (pending,) = ledger.pending(WORLD)
+    assert (pending.step, pending.missing_ranks) == (20, (1, 3))
+    assert ledger.conflicts() == ()
+    ledger.confirm("model", 20, [1], ["/elsewhere/20"])
+    (told,) = ledger.conflicts()
+    assert "ranks 0, 2 to /ckpt/20; rank 1 to /elsewhere/20" in told
+    assert ledger.conflicts() == ()
+
+
+def test_what_is_demoted_is_passed_over_for_the_next_older_one():
+    """A checkpoint that was given up must not come back at the next restart."""
+    ledger = a_ledger((10, range(WORLD)), (20, range(WORLD)), (30, range(WORLD)))
+    demoted = {("model", 30): "it is given up", ("model", 20): "it is given up"}
+    choice = chosen(ledger, demoted=demoted)
+    assert choice.step == 10
+    assert "step 30 skipped: it is given up" in choice.reason
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4),
+            st.sampled_from(["model_checkpoint", "data_checkpoint"]),
+            st.integers(0, WORLD - 1),
+        ),
+        max_size=60,
+    ),
+    st.randoms(),
+)
+def test_the_order_of_confirmations_changes_no_choice(told, dice):
+    """Statuses are late and doubled: the intersection over all ranks must not depend on it."""
+
+    def heard(confirmations):
+        ledger = CheckpointLedger()
+        for kind in ("model_checkpoint", "data_checkpoint"):
+            ledger.declare("run", kind, tuple(range(WORLD)), WORLD)
+        for step, kind, rank in confirmations:
+            ledger.confirm("run", step, [rank], [f"/{kind}/{step}"], kind=kind)
+        ledger.complete(WORLD)
+        return [choice.step for choice in ledger.choose(WORLD)]
+
+    shuffled = [*told, *told[:5]]
+    dice.shuffle(shuffled)
+    whole = [
+        step
+        for step in range(1, 5)
+        if len({(kind, rank) for at, kind, rank in told if at == step}) == 2 * WORLD
+    ]
+    assert heard(shuffled) == heard(told) == ([] if not told else [max(whole, default=None)])

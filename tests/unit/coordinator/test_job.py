@@ -866,3 +866,59 @@ def test_a_start_that_hangs_before_its_first_step_is_a_fault():
 def ask(bench: Bench, action: str, node: str | None = None) -> None:
     """Let a person ask."""
     bench.feed(OperatorAsked(action=action, who="mia", why="a drill", node=node))
+
+
+def torn(step: int) -> dict[str, object]:
+    line = f"train.py: cannot resume: /c/{step} is not a whole checkpoint; remove it"
+    return {"exit": ExitCause(code=2), "evidence": (line,)}
+
+
+def newest_started(bench: Bench) -> int:
+    starts = bench.started(bench.core.state.generation)
+    return {it.checkpoints[0].step for it in starts.values()}.pop()
+
+
+def test_torn_checkpoints_are_given_up_step_by_step_until_one_loads():
+    """A missing newest checkpoint was tried three times, and then the job was over."""
+    bench = running()
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    assert newest_started(bench) == 20
+    for name in bench.core.state.world:
+        bench.nodes[name].breaks(FaultKind.CRASH, **torn(20))
+    bench.wait(2)
+    assert newest_started(bench) == 10
+    assert "step 20 is given up: it could not be loaded" in (
+        bench.core.state.open_incident.decision.reason
+    )
+    bench.boot()  # what was given up stays given up over a restart of the coordinator
+    for node in bench.nodes.values():
+        node.dial()
+    bench.step(11)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    for name in bench.core.state.world:
+        bench.nodes[name].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    for name in bench.core.state.world:
+        bench.nodes[name].breaks(FaultKind.CRASH, **torn(10))
+    bench.wait(2)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert "no checkpoint is left that can be loaded" in bench.core.state.outcome_reason
+
+
+def test_the_same_crash_on_node_after_node_ends_with_the_sentence_about_the_script():
+    """A bad record in the data would otherwise cost every spare in turn."""
+    bench = Bench(spares=2)
+    bug = {"exit": ExitCause(code=1), "evidence": ("IndexError: index 7 of 5",)}
+    bench.step(25)
+    for name in bench.core.state.world:
+        bench.nodes[name].saves(10, 20)
+    for _ in range(6):
+        if bench.core.state.phase is not JobPhase.RUNNING:
+            break
+        bench.step(25)
+        bench.nodes[bench.core.state.world[1]].breaks(FaultKind.CRASH, **bug)
+        bench.wait(2)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert "it is the script or its data, not a node" in bench.core.state.outcome_reason
+    assert list(bench.core.state.excluded) == ["node-1"]

@@ -43,12 +43,24 @@ AROUND = {"client_id": "c", "seq": 4, "generation": 2, "local_rank": 1}
             RankLabels(local_rank=1, labels={"dp": "0"}),
             {"type": "rank_labels", "labels": {"dp": "0"}},
         ),
-        (CheckpointInit(local_rank=1, prefix="p"), {"type": "ckpt_init", "prefix": "p"}),
+        (
+            CheckpointInit(local_rank=1, prefix="p", checkpoint_types={"model_checkpoint": 2}),
+            {"type": "ckpt_init", "prefix": "p", "checkpoint_types": {"model_checkpoint": 2}},
+        ),
         (
             CheckpointSaved(local_rank=1, prefix="p", step=7, path="/c/7"),
-            {"type": "ckpt_info_update", "prefix": "p", "step": 7, "path": "/c/7"},
+            {
+                "type": "ckpt_info_update",
+                "prefix": "p",
+                "step": 7,
+                "path": "/c/7",
+                "checkpoint_type": "model_checkpoint",
+            },
         ),
-        (CheckpointQuery(local_rank=1, prefix="p"), {"type": "ckpt_info_get", "prefix": "p"}),
+        (
+            CheckpointQuery(local_rank=1, prefix="p", checkpoint_type="data_checkpoint"),
+            {"type": "ckpt_info_get", "prefix": "p", "checkpoint_type": "data_checkpoint"},
+        ),
         (Heartbeat(local_rank=1), {"type": "heartbeat"}),
     ],
 )
