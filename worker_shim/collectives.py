@@ -76,6 +76,7 @@ METHODS: Final[Mapping[str, Method]] = {
 
 _SEND: Final = OPERATION_CODES["send"]
 _RECV: Final = OPERATION_CODES["recv"]
+_MONITORED: Final = OPERATION_CODES["monitored_barrier"]
 KINDS_MAX: Final = 1024
 """Different collectives whose digest is kept; a script with endless shapes starts over."""
 WORKS_MAX: Final = 1024
@@ -92,6 +93,8 @@ class _Call:
     position: Position
     is_message: bool = False
     counts_when_waited: bool = False
+    counted: int | None = None
+    """Torch's count before, for what it counts otherwise than one for the whole group."""
 
 
 class CollectiveWatch(Watcher):
@@ -115,6 +118,9 @@ class CollectiveWatch(Watcher):
                 self._put(patches, group_class, name, compiling, describe)
         self._put(patches, group_class, "send", compiling, self._describe_send)
         self._put(patches, group_class, "recv", compiling, self._describe_recv)
+        if hasattr(group_class, "recv_anysource"):
+            anybody = self._describe_recv_from_anybody
+            self._put(patches, group_class, "recv_anysource", compiling, anybody)
         patches.put(distributed.Work, "wait", self._waiting(distributed.Work.wait, compiling))
 
     # --- issuing --------------------------------------------------------------------------
@@ -170,11 +176,20 @@ class CollectiveWatch(Watcher):
                 self._works[id(work)] = weakref.ref(work), call
             elif call.counts_when_waited:
                 call.position.calls += 1
+            if call.counted is not None:
+                self._set_aside(group, call)
             if not call.is_message:
-                count = sequence_number(group)
+                count = self._groups.entered(group)
                 call.position.settled = call.position.calls if count is None else count
         except Exception as error:  # noqa: BLE001 - as above
             self.fail(error)
+
+    def _set_aside(self, group: Any, call: _Call) -> None:
+        """Keep what torch counted, a collective of the whole group apart, out of its count."""
+        count, before = sequence_number(group), call.counted
+        if count is not None and before is not None:
+            own = 0 if call.is_message else 1
+            self._groups.of(group).besides += max(0, count - before - own)
 
     def _end(self, call: _Call | None, before: tuple[int, int] | None) -> None:
         if call is not None:
@@ -213,12 +228,13 @@ class CollectiveWatch(Watcher):
         def describe(group: Any, args: Sequence[Any]) -> _Call:
             position = self._groups.of(group)
             position.calls += 1
-            count = sequence_number(group)
+            count = self._groups.entered(group)
             position.settled = position.calls if count is None else count + 1
             kind = self._kind(operation, method, args)
             mixed = (kind ^ position.group ^ position.settled * _SPREAD) & DIGEST_MASK
             position.fingerprint, position.operation = mixed or 1, operation
-            return _Call(position)
+            counted = sequence_number(group) if operation == _MONITORED else None
+            return _Call(position, counted=counted)
 
         return describe
 
@@ -232,21 +248,26 @@ class CollectiveWatch(Watcher):
             known = self._kinds[alike] = digest(repr(alike))
         return known
 
-    def _describe_send(self, group: Any, args: Sequence[Any]) -> _Call | None:
-        pair = self._groups.pair(group, int(args[_PEER])) if len(args) > _PEER else None
-        if pair is None:
-            return None
-        pair.calls += 1
-        pair.operation = _SEND
-        return _Call(pair, is_message=True)
+    def _describe_send(self, group: Any, args: Sequence[Any]) -> _Call:
+        call = self._message(group, args)
+        call.position.calls += 1
+        call.position.operation = _SEND
+        return call
 
-    def _describe_recv(self, group: Any, args: Sequence[Any]) -> _Call | None:
+    def _describe_recv(self, group: Any, args: Sequence[Any]) -> _Call:
         """A message that is asked for early is not waited for yet: it counts from its wait on."""
+        call = self._message(group, args)
+        call.position.operation = _RECV
+        call.counts_when_waited = True
+        return call
+
+    def _describe_recv_from_anybody(self, group: Any, _args: Sequence[Any]) -> _Call:
+        return self._message(group, ())
+
+    def _message(self, group: Any, args: Sequence[Any]) -> _Call:
         pair = self._groups.pair(group, int(args[_PEER])) if len(args) > _PEER else None
-        if pair is None:
-            return None
-        pair.operation = _RECV
-        return _Call(pair, is_message=True, counts_when_waited=True)
+        position = self._groups.untold() if pair is None else pair
+        return _Call(position, is_message=True, counted=sequence_number(group))
 
 
 def _alike(method: Method, args: Sequence[Any]) -> tuple[Any, ...]:

@@ -35,7 +35,9 @@ _UNREADABLE: Final = (AttributeError, KeyError, RuntimeError, TypeError, ValueEr
 class Position:
     """This rank in one group.  Written by the thread that communicates, read by the other.
 
-    ``settled`` is torch's count when the last collective issued from Python had been issued.
+    ``settled`` is the count when the last collective issued from Python had been issued.
+    ``besides`` is what torch counts that is no collective of the whole group: messages between two
+    of its members, and what a monitored barrier does inside.
     """
 
     group: int
@@ -43,6 +45,7 @@ class Position:
     ranks: tuple[int, ...]
     in_group_order: tuple[int, ...]
     calls: int = 0
+    besides: int = 0
     settled: int | None = None
     fingerprint: int | None = None
     operation: int = 0
@@ -85,6 +88,10 @@ class Groups:
             known = pairs.setdefault(peer, _position(name, both))
         return known
 
+    def untold(self) -> Position:
+        """Return a position that no page tells of: the peer is not known, or one too many."""
+        return Position(group=0, name="", ranks=(), in_group_order=())
+
     def sample(self, *, with_fingerprints: bool) -> tuple[int | None, list[GroupWords]]:
         """Return the default group's count, and every group's words, the default group first.
 
@@ -100,11 +107,18 @@ class Groups:
             others = [it for it in list(distributed._world.pg_map) if it is not default]  # noqa: SLF001 - there is no public list
         except _UNREADABLE:
             return None, []
-        count = sequence_number(default)
         words: list[GroupWords] = []
         for group in [default, *others][:GROUPS_MAX]:
             words += self._words(group, with_fingerprints)
-        return count, words[:GROUPS_MAX]
+        return self.entered(default), words[:GROUPS_MAX]
+
+    def entered(self, group: Any) -> int | None:
+        """Return how many collectives of the whole group this rank entered, or None.
+
+        Gloo counts messages between two members as well, of which every member has its own number.
+        """
+        count, position = sequence_number(group), self._positions.get(group)
+        return count if count is None or position is None else count - position.besides
 
     def _words(self, group: Any, with_fingerprints: bool) -> Iterable[GroupWords]:
         try:
@@ -112,9 +126,9 @@ class Groups:
         except _UNREADABLE:
             return
         for _ in range(SAMPLE_TRIES_MAX):
-            count, calls = sequence_number(group), position.calls
+            count, calls = self.entered(group), position.calls
             words = _group_words(position, count, with_fingerprints)
-            if calls == position.calls and count == sequence_number(group):
+            if calls == position.calls and count == self.entered(group):
                 break
         else:
             # Count and fingerprint may be of two collectives: nobody is compared by such a pair.
