@@ -22,6 +22,9 @@ READ_TRIES_MAX: Final = 16
 """A real writer steps a few times a second; sixteen collisions in a row mean a runaway one."""
 GROUPS_MAX: Final = 32
 """Process groups of one rank on its page: a model cut in five dimensions has about twenty."""
+PAIRS_MAX: Final = 8
+"""Peers of one rank in one group whose messages are counted: a pipeline stage has two, four when
+interleaved."""
 NAME_CHARS_MAX: Final = 64
 RUNS_MAX: Final = 64
 """Evenly spaced runs of ranks in one group; parallel layouts make groups of one or two."""

@@ -13,11 +13,14 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from scout.page_layout import GROUPS_MAX, PAIRS_MAX
 from scout.snapshot import GroupPosition, RankSnapshot
 
 GroupKey: TypeAlias = tuple[str, tuple[int, ...]]
 """A name alone may be used twice, by groups that share no member."""
 _SENDS: Final = frozenset({"send", "isend"})
+MESSAGES: Final = _SENDS | {"recv", "irecv"}
+"""Operations between two ranks: the pair is made with its first message, on each end by itself."""
 _Node: TypeAlias = Hashable
 """A rank (int), or a (group, count) that stands for everybody at that count."""
 
@@ -90,7 +93,20 @@ def _by_group(ranks: Iterable[RankSnapshot]) -> dict[GroupKey, list[_Member]]:
         for group in it.groups:
             if it.rank in group.ranks:
                 found[group.name, group.ranks].append((it, group))
+    by_rank = {it.rank: it for it in ranks}
+    for (name, pair), members in found.items():
+        if len(members) == 1 and members[0][1].op in MESSAGES:
+            other = by_rank.get(pair[0] if pair[1] == members[0][0].rank else pair[1])
+            if other is not None and _tells_every_pair(other):
+                nothing = GroupPosition(name=name, ranks=pair, seq=0, op="send")
+                members.append((other, nothing))
     return found
+
+
+def _tells_every_pair(it: RankSnapshot) -> bool:
+    """Return whether a pair that a rank does not tell of is one that it has no message of yet."""
+    pairs = sum(group.op in MESSAGES for group in it.groups)
+    return 0 < len(it.groups) < GROUPS_MAX and pairs < PAIRS_MAX
 
 
 def _add_group(

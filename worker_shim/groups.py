@@ -16,11 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from scout.page_layout import GROUPS_MAX, OPERATION_CODES, GroupWords
+from scout.page_layout import GROUPS_MAX, OPERATION_CODES, PAIRS_MAX, GroupWords
 from worker_shim.patching import imported
 
-PAIRS_MAX: Final = 8
-"""Peers of one rank whose messages are counted: a pipeline stage has two, four when interleaved."""
 SAMPLE_TRIES_MAX: Final = 3
 """A count that moves while it is looked at is looked at again; one that stands still is what a
 judgement is about."""

@@ -25,17 +25,12 @@ from torch.utils.data import DataLoader, Dataset
 import worker_shim
 
 SCENARIOS: dict[str, Callable[["Rank"], None]] = {}
-SIZES: dict[str, int] = {}
 FOREVER = 10_000.0
 
 
-def scenario(size: int = 4):
-    def add(function):
-        SCENARIOS[function.__name__] = function
-        SIZES[function.__name__] = size
-        return function
-
-    return add
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
 
 
 class Rank:
@@ -70,7 +65,7 @@ def hang() -> None:
 # --- pipelines ------------------------------------------------------------------------------
 
 
-@scenario(size=3)
+@scenario
 def stage_that_never_sends(it: Rank) -> None:
     """Stage 1 stops between its receive and its send; the others wait up- and downstream."""
     it.steps()
@@ -85,7 +80,18 @@ def stage_that_never_sends(it: Rank) -> None:
         dist.barrier()
 
 
-@scenario(size=3)
+@scenario
+def stage_whose_first_message_never_comes(it: Rank) -> None:
+    """No message has been sent yet, so only one end of each pair knows of it."""
+    it.steps()
+    batch = torch.zeros(4)
+    if it.is_(0):
+        hang()
+    dist.recv(batch, it.rank - 1)
+    dist.send(batch, (it.rank + 1) % 3)
+
+
+@scenario
 def stage_that_forgot_a_send(it: Rank) -> None:
     """Stage 0 goes to the barrier without the message that stage 1 waits for."""
     it.steps()
@@ -98,7 +104,7 @@ def stage_that_forgot_a_send(it: Rank) -> None:
     dist.barrier()
 
 
-@scenario(size=3)
+@scenario
 def batched_messages(it: Rank) -> None:
     """Messages are asked for in one batch and waited for later, as pipelines do."""
     it.steps()
@@ -117,7 +123,7 @@ def batched_messages(it: Rank) -> None:
 # --- groups ---------------------------------------------------------------------------------
 
 
-@scenario()
+@scenario
 def two_groups_in_another_order(it: Rank) -> None:
     """Ranks 0 and 1 enter two groups of both crosswise: a deadlock that is nobody's alone."""
     it.steps()
@@ -127,7 +133,7 @@ def two_groups_in_another_order(it: Rank) -> None:
     dist.barrier(group=second)
 
 
-@scenario()
+@scenario
 def wrong_order_in_a_subgroup(it: Rank) -> None:
     """One member broadcasts where the others reduce."""
     it.steps()
@@ -143,7 +149,7 @@ def wrong_order_in_a_subgroup(it: Rank) -> None:
     dist.barrier()
 
 
-@scenario()
+@scenario
 def tensor_peer_hides_the_culprit(it: Rank) -> None:
     """Rank 3 of a 2x2 layout misses its tensor group; its data group waits for its peer."""
     it.steps()
@@ -157,7 +163,7 @@ def tensor_peer_hides_the_culprit(it: Rank) -> None:
         dist.all_reduce(value, group=data)
 
 
-@scenario()
+@scenario
 def barrier_on_one_rank_only(it: Rank) -> None:
     """A leftover barrier under ``if rank == 0``."""
     it.steps()
@@ -169,7 +175,7 @@ def barrier_on_one_rank_only(it: Rank) -> None:
 # --- collectives ----------------------------------------------------------------------------
 
 
-@scenario()
+@scenario
 def all_to_all(it: Rank) -> None:
     """Token exchange of a mixture of experts, one rank late."""
     it.steps()
@@ -180,7 +186,7 @@ def all_to_all(it: Rank) -> None:
         dist.all_to_all_single(into, out)
 
 
-@scenario()
+@scenario
 def monitored_barrier(it: Rank) -> None:
     """Rank 0 collects everybody; a count of torch's does not move."""
     it.steps()
@@ -189,7 +195,7 @@ def monitored_barrier(it: Rank) -> None:
     dist.monitored_barrier(timeout=timedelta(hours=1))
 
 
-@scenario()
+@scenario
 def broadcast_without_its_root(it: Rank) -> None:
     """The others wait for a root that still looks for its file."""
     it.steps()
@@ -198,7 +204,7 @@ def broadcast_without_its_root(it: Rank) -> None:
     dist.broadcast(torch.zeros(4), 0)
 
 
-@scenario()
+@scenario
 def gathered_objects(it: Rank) -> None:
     """A pickled object takes two collectives of any size."""
     it.steps()
@@ -207,7 +213,7 @@ def gathered_objects(it: Rank) -> None:
     dist.all_gather_object([None] * it.size, {"rank": it.rank})
 
 
-@scenario()
+@scenario
 def handle_that_nobody_waits_for(it: Rank) -> None:
     """Rank 1 has issued its part like everybody else, and never comes back for it."""
     it.steps()
@@ -218,7 +224,7 @@ def handle_that_nobody_waits_for(it: Rank) -> None:
     dist.all_reduce(torch.zeros(4))
 
 
-@scenario()
+@scenario
 def gradients_not_shared_by_one(it: Rank) -> None:
     """Rank 1 is under DDP's ``no_sync`` and goes on alone."""
     model = DistributedDataParallel(it.model)
@@ -232,7 +238,7 @@ def gradients_not_shared_by_one(it: Rank) -> None:
     dist.barrier()
 
 
-@scenario()
+@scenario
 def stopped_in_ddp(it: Rank) -> None:
     """A signal stops rank 3 somewhere in a step."""
     model = DistributedDataParallel(it.model)
@@ -258,7 +264,7 @@ class Items(Dataset):
         return torch.zeros(4)
 
 
-@scenario()
+@scenario
 def loader_s_worker_hangs(it: Rank) -> None:
     """A worker of rank 2's loader reads a file that never comes."""
     it.steps()
@@ -269,7 +275,7 @@ def loader_s_worker_hangs(it: Rank) -> None:
         it.step()
 
 
-@scenario()
+@scenario
 def interpreter_held(it: Rank) -> None:
     """An extension of rank 1 computes for ever without letting go of the interpreter."""
     it.steps()
@@ -278,7 +284,7 @@ def interpreter_held(it: Rank) -> None:
     it.steps(100)
 
 
-@scenario()
+@scenario
 def lock_of_another_thread(it: Rank) -> None:
     """Rank 2's training thread wants a lock whose holder waits for training."""
     it.steps()
@@ -296,7 +302,7 @@ def lock_of_another_thread(it: Rank) -> None:
     it.steps(100)
 
 
-@scenario()
+@scenario
 def endless_loop(it: Rank) -> None:
     """Rank 0 looks for a batch that fits, and there is none."""
     it.steps()
@@ -305,7 +311,7 @@ def endless_loop(it: Rank) -> None:
     it.steps(100)
 
 
-@scenario()
+@scenario
 def checkpoint_into_a_full_pipe(it: Rank) -> None:
     """Rank 1 writes its part to a place that takes nothing any more."""
     it.steps()
@@ -318,7 +324,7 @@ def checkpoint_into_a_full_pipe(it: Rank) -> None:
     dist.barrier()
 
 
-@scenario()
+@scenario
 def leaves_without_a_word(it: Rank) -> None:
     """Rank 3's script thinks that it has seen all its data."""
     it.steps()
@@ -330,7 +336,7 @@ def leaves_without_a_word(it: Rank) -> None:
 # --- what is no hang ------------------------------------------------------------------------
 
 
-@scenario()
+@scenario
 def one_rank_is_slower(it: Rank) -> None:
     """Rank 2 computes for as long as is allowed, again and again."""
     it.steps()
@@ -340,7 +346,7 @@ def one_rank_is_slower(it: Rank) -> None:
         it.step()
 
 
-@scenario()
+@scenario
 def first_step_takes_long(it: Rank) -> None:
     """Nothing is known of how long a first step may take."""
     if it.is_(0):
@@ -348,7 +354,7 @@ def first_step_takes_long(it: Rank) -> None:
     it.steps()
 
 
-@scenario()
+@scenario
 def declared_evaluation(it: Rank) -> None:
     """Rank 0 evaluates for as long as it said, and the others are at the barrier."""
     it.steps()
@@ -358,7 +364,7 @@ def declared_evaluation(it: Rank) -> None:
     dist.barrier()
 
 
-@scenario()
+@scenario
 def evaluation_without_a_word(it: Rank) -> None:
     """Rank 0 evaluates, told by nothing but the passes through its model."""
     it.steps()
