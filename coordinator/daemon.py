@@ -9,7 +9,6 @@ import errno
 import ipaddress
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +33,9 @@ from coordinator.operator_api import BODY_BYTES_MAX, OperatorApi, guard
 from coordinator.outbox import Outbox
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
+from coordinator.streams import drop
 from sidecar.drive import drive, monotonic
+from sidecar.file_limit import allow_files
 from sidecar.loop_lag import LoopLag
 
 INBOX_EVENTS_MAX: Final = 65_536
@@ -77,9 +78,18 @@ class CoordinatorConfig:
 
 
 def announce(url: str) -> None:
-    """Print the first line, from which scripts learn the port."""
-    sys.stdout.write(f"outrider: coordinator listening on {url}\n")
-    sys.stdout.flush()
+    """Print the first line, from which scripts learn the port.  Raises `CoordinatorError`."""
+    try:
+        sys.stdout.write(f"outrider: coordinator listening on {url}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno == errno.EBADF:  # closed on purpose: whoever did that does not ask
+            drop(sys.stdout)
+            return
+        raise CoordinatorError(
+            f"the first line cannot be written to standard output ({error.strerror}); give it a"
+            " place that takes it, such as /dev/null"
+        ) from error
 
 
 async def run_coordinator(
@@ -91,7 +101,9 @@ async def run_coordinator(
     `CoordinatorError` or `JournalError` when it cannot start or go on.
     """
     check_bind(config)
-    raise_file_limit()
+    reason = allow_files(config.settings.nnodes, all_there_are=True)
+    if reason is not None:
+        raise CoordinatorError(reason)
     journal = Journal.open(config.state_dir / JOURNAL_NAME)
     try:
         coordinator = await _Coordinator.restore(config, journal)
@@ -108,14 +120,6 @@ def check_bind(config: CoordinatorConfig) -> None:
         f"--host {config.host} can be reached from other machines, and no token is asked for;"
         " give --token-file, or --allow-insecure-bind on a network you trust"
     )
-
-
-def raise_file_limit() -> None:
-    """Allow as many connections as the system lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a container may refuse; the old limit then stays
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    log.debug("file descriptors: limit %d, was %d", hard, soft)
 
 
 class _Coordinator:
@@ -173,14 +177,15 @@ class _Coordinator:
         )
         await runner.setup()
         url_file = self._config.state_dir / URL_NAME
-        url_file.unlink(missing_ok=True)  # left by one that was killed
+        _remove(url_file)  # left by one that was killed
         try:
             url = await _listen(runner, self._config)
             _write_whole(url_file, f"{url}\n")
             listening(url)
             return await self._until_the_end(stop)
         finally:
-            url_file.unlink(missing_ok=True)
+            with suppress(OSError):
+                url_file.unlink(missing_ok=True)
             await self._fleet.close()
             await runner.cleanup()
 
@@ -304,11 +309,29 @@ async def _listen(runner: web.AppRunner, config: CoordinatorConfig) -> str:
     return f"http://{host}:{runner.addresses[0][1]}"
 
 
+def _remove(path: Path) -> None:
+    """Remove our own file at ``path``.  Raises `CoordinatorError` where something else stands."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _in_the_way(path, error) from error
+
+
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that nobody ever sees half written."""
+    """Write a file that nobody ever sees half written.  Raises `CoordinatorError`."""
     draft = path.with_suffix(".new")
-    draft.write_text(text)
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise _in_the_way(draft, error) from error
+
+
+def _in_the_way(path: Path, error: OSError) -> CoordinatorError:
+    return CoordinatorError(
+        f"the coordinator's own file {path} cannot be written ({error.strerror}); remove what"
+        " stands there, or give another --state-dir"
+    )
 
 
 def _loopback(host: str) -> bool:

@@ -210,7 +210,7 @@ class _readable:  # noqa: N801 - reads as a statement
         if isinstance(error, sqlite3.OperationalError):
             raise JournalError(
                 f"the journal {self._path} cannot be used ({text}); free the disk or fix its"
-                " permissions, then start the coordinator again"
+                " permissions and start the coordinator again, or give another --state-dir"
             ) from error
         raise JournalError(
             f"the journal {self._path} is damaged or not ours ({text}); move it away to start"

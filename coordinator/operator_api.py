@@ -247,6 +247,8 @@ class OperatorApi:
         fitting = found[-1:] if wanted == "last" else [i for i in found if i.startswith(wanted)]
         if wanted in fitting:
             fitting = [wanted]
+        if not found:
+            raise web.HTTPNotFound(text="nothing has stopped the job so far: there is no incident")
         if not fitting:
             raise web.HTTPNotFound(text=f"no incident {wanted!r}; `outrider incidents` lists them")
         if len(fitting) > 1:

@@ -18,6 +18,7 @@ from coordinator.membership import NODES_MAX
 from coordinator.settings import JobSettings
 from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
 from coordinator.wording import one_line
+from sidecar.given_files import GivenFileError, read_given_text
 from sidecar.logs.rules import RuleError, parse_rules
 
 SPEC_BYTES_MAX: Final = 1 << 20
@@ -269,16 +270,9 @@ class _Resource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def load_job_spec(path: Path) -> JobSpec:
     """Return the spec in the file at ``path``.  Raises `SpecError`."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SpecError(str(path), "", f"the job spec cannot be read: {reason}") from error
-    if len(data) > SPEC_BYTES_MAX:
-        raise SpecError(str(path), "", f"the job spec is larger than {SPEC_BYTES_MAX} bytes")
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise SpecError(str(path), "", f"byte {error.start} is not UTF-8") from error
+        text = read_given_text(path, SPEC_BYTES_MAX)
+    except GivenFileError as error:
+        raise SpecError(str(path), "", f"the job spec cannot be read: {error}") from error
     return parse_job_spec(text, str(path))
 
 

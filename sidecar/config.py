@@ -4,27 +4,28 @@ Decides whether the configuration can be used; every refusal names the file, the
 reason.  It opens no socket and starts nothing.
 """
 
-import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
+from typing import Annotated, Final
 
 import msgspec
-import yaml
 
+from sidecar.field_errors import explained
+from sidecar.folders import folder_problem
+from sidecar.given_files import GivenFileError, read_given_text
 from sidecar.hardware.catalogue import CODE_MAX, XidOverride, shipped
 from sidecar.hardware.node_file import HealthSection, HealthSectionError
 from sidecar.hardware.pci import normalise_pci
+from sidecar.names import host_problem, labels_problem, name_problem, shown, url_problem
+from sidecar.strict_yaml import YamlError, load_yaml
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
 from sidecar.workers.warm_pool import DEFAULT_MODULES
 
-NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""Job and node names become folder names and metric labels."""
 LOOPBACK: Final = "127.0.0.1"
 SOCKET_NAME: Final = "worker.sock"
 CONFIG_BYTES_MAX: Final = 1 << 20
+TOKEN_BYTES_MAX: Final = 4096
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1023)]
@@ -88,36 +89,21 @@ class NodeConfig(
         return Path(self.run_dir).absolute() / SOCKET_NAME
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML's plain types, without texts that no file and no message could hold."""
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Build a text, or raise a marked error."""
-        value: Any = super().construct_scalar(node)
-        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            reason = "an escape here is half of a character"
-            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
-        return value
-
-
 def load_node_config(path: Path) -> NodeConfig:
     """Read and check ``path``.  Raises `ConfigError` naming file, field and reason."""
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(text) > CONFIG_BYTES_MAX:
-        raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, not a node's file")
-    try:
-        body = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        body = load_yaml(read_given_text(path, CONFIG_BYTES_MAX))
+    except GivenFileError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except YamlError as error:
+        raise ConfigError(f"{path}: not YAML for a node: {' '.join(str(error).split())}") from None
     if not isinstance(body, dict):
         raise ConfigError(f"{path}: must be a mapping of fields, such as `nodeName: node-0`")
     try:
         config = msgspec.convert(body, NodeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_worded(str(error))}") from None
+        field, reason = explained(str(error), body, NodeConfig)
+        raise ConfigError(f"{path}: {field}: {reason}" if field else f"{path}: {reason}") from None
     try:
         check_node_config(config)
     except ConfigError as error:
@@ -128,12 +114,18 @@ def load_node_config(path: Path) -> NodeConfig:
 def check_node_config(config: NodeConfig) -> None:
     """Check what types cannot say, before anything starts.  Raises `ConfigError`."""
     _check_names(config)
-    _check_coordinator(config.coordinator)
+    _check_texts(config)
     _check_gpus(config.gpus)
     try:
         check_socket_path(config.socket_path())
     except SocketPathError as error:
         raise ConfigError(f"runDir: {error}") from None
+    try:
+        _check_folders(config)
+    except FileNotFoundError:
+        raise ConfigError(
+            "the folder that this was started in does not exist any more; change to one that does"
+        ) from None
     try:
         config.worker_command().resolve()
     except CommandError as error:
@@ -158,33 +150,52 @@ def read_token(config: NodeConfig) -> str | None:
     if config.token_file is None:
         return None
     try:
-        token = Path(config.token_file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not text"
-        raise ConfigError(f"tokenFile: {config.token_file}: {reason}") from None
-    if not token or not token.isprintable() or " " in token:
-        raise ConfigError(f"tokenFile: {config.token_file} must hold one token and nothing else")
+        token = read_given_text(Path(config.token_file), TOKEN_BYTES_MAX).strip()
+    except GivenFileError as error:
+        raise ConfigError(f"tokenFile: {config.token_file}: {error}") from None
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"tokenFile: {config.token_file} must hold one word of ASCII characters, the token"
+        )
     return token
 
 
 def _check_names(config: NodeConfig) -> None:
-    for field, name in (("nodeName", config.node_name), ("job", config.job)):
-        if not NAME.fullmatch(name):
-            raise ConfigError(
-                f"{field}: {name!r} is not a name; use up to 63 letters, digits, `.`, `_`, `-`, "
-                "with a letter or digit at both ends"
-            )
+    problems = {
+        "nodeName": name_problem(config.node_name),
+        "job": name_problem(config.job),
+        "coordinator": url_problem(config.coordinator, ("http", "https", "ws", "wss")),
+        "host": host_problem(config.host),
+        "httpHost": host_problem(config.http_host),
+        "labels": labels_problem(config.labels),
+    }
+    for field, reason in problems.items():
+        if reason is not None:
+            raise ConfigError(f"{field}: {reason}")
 
 
-def _check_coordinator(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https", "ws", "wss") and bool(parts.hostname)
-        usable = usable and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise ConfigError(f"coordinator: {url!r} is not a URL such as http://host:8081")
+def _check_texts(config: NodeConfig) -> None:
+    """Refuse what no path and no argument can hold: the system ends them at a zero byte."""
+    texts = {
+        **{f"command[{index}]": text for index, text in enumerate(config.command)},
+        **{f"warmModules[{index}]": text for index, text in enumerate(config.warm_modules)},
+        "logDir": config.log_dir,
+        "runDir": config.run_dir,
+        "kernelLog": config.kernel_log or "",
+        "tokenFile": config.token_file or "",
+    }
+    for field, text in texts.items():
+        if "\0" in text:
+            raise ConfigError(f"{field}: {shown(text)} holds a zero byte, which ends a text")
+
+
+def _check_folders(config: NodeConfig) -> None:
+    """Check, without making them, that the node's folders can be made and written."""
+    log_folder = Path(config.log_dir).absolute() / config.job / config.node_name
+    for field, folder in (("runDir", Path(config.run_dir).absolute()), ("logDir", log_folder)):
+        reason = folder_problem(folder)
+        if reason is not None:
+            raise ConfigError(f"{field}: {reason}; name a folder that can be written")
 
 
 def _check_gpus(gpus: tuple[GpuAddress, ...]) -> None:
@@ -200,17 +211,3 @@ def _check_gpus(gpus: tuple[GpuAddress, ...]) -> None:
         if gpu.index in seen.values():
             raise ConfigError(f"gpus[{position}].index: {gpu.index} stands there twice")
         seen[address] = gpu.index
-
-
-_AT: Final = re.compile(r"(?P<reason>.*?)(?: - at `\$\.?(?P<field>[^`]*)`)?", re.DOTALL)
-
-
-def _worded(text: str) -> str:
-    """Turn msgspec's `reason - at `$.field`` into `field: reason`."""
-    match = _AT.fullmatch(text)
-    assert match is not None, "the pattern matches any text"
-    field, reason = match["field"], match["reason"]
-    known = ", ".join(sorted(NodeConfig.__struct_encode_fields__))
-    if "unknown field" in reason and not field:
-        reason = f"{reason}; known fields: {known}"
-    return f"{field}: {reason}" if field else reason

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sidecar.agent import AgentCore
 from sidecar.api import AgentState, Shutdown, StatusReport
 from sidecar.api_server import ApiServer
-from sidecar.config import NodeConfig, check_node_config, read_token
+from sidecar.config import NodeConfig, read_token
 from sidecar.drive import drive, monotonic
 from sidecar.events import (
     AnswerWorker,
@@ -55,6 +55,7 @@ from sidecar.startup import (
     introduction,
     launch_settings,
     node_watch,
+    prepare,
 )
 from sidecar.uplink import Uplink
 from sidecar.workers.evidence import EvidenceCapture
@@ -92,7 +93,7 @@ async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: b
     the workers, so that any other child is one of their orphans.  Raises `SidecarError` or
     `sidecar.config.ConfigError` when it cannot start.
     """
-    check_node_config(config)
+    prepare(config)
     inventory = await asyncio.to_thread(list_gpus)
     if inventory.reason:
         log.info("GPUs are not known from NVML: %s", inventory.reason)

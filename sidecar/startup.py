@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Final
 
 from sidecar.agent import AgentConfig
 from sidecar.api import PROTOCOL_VERSION, Hello
-from sidecar.config import NodeConfig
+from sidecar.config import NodeConfig, check_node_config
 from sidecar.events import HardwareFinding, HardwareRecovered, ProcessNote
+from sidecar.file_limit import allow_files
+from sidecar.given_files import system_reason
 from sidecar.hardware.catalogue import shipped
 from sidecar.hardware.kernel_log import KMSG
 from sidecar.hardware.node_watch import NodeWatch
@@ -19,10 +22,34 @@ from sidecar.workers.launcher import LaunchSettings
 from sidecar.workers.marks import SidecarMark
 
 CURSOR_NAME: Final = "kernel-log.json"
+FILES_PER_WORKER: Final = 12
+"""Files held open for each worker: process, outputs, page, connections, a look at its stacks."""
 
 
 class SidecarError(Exception):
     """The sidecar cannot start; the text says why and what to do."""
+
+
+def prepare(config: NodeConfig) -> None:
+    """Check what a node needs, and make the folder of its workers' output.
+
+    What is refused here would fail every start instead, and cost the job its restarts.  Raises
+    `sidecar.config.ConfigError` or `SidecarError`.
+    """
+    check_node_config(config)
+    reason = allow_files(FILES_PER_WORKER * config.nproc_per_node)
+    if reason is not None:
+        raise SidecarError(reason)
+    folder = Path(config.log_dir).absolute() / config.job / config.node_name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SidecarError(
+            f"the workers' output cannot be kept in {folder}: {system_reason(error)}; "
+            "choose another logDir (--log-dir)"
+        ) from None
 
 
 def agent_version() -> str:

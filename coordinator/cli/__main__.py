@@ -1,7 +1,5 @@
 """``python -m coordinator.cli`` is ``outrider``, also where its script is not on the path."""
 
-import sys
+from coordinator.cli.main import entry
 
-from coordinator.cli.main import main
-
-sys.exit(main())
+entry()

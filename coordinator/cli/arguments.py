@@ -2,13 +2,20 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from coordinator.cli.errors import UserError
+from sidecar.given_files import GivenFileError, read_given_text
+from sidecar.names import shown
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 URL_ENV: Final = "OUTRIDER_COORDINATOR"
 TOKEN_FILE_ENV: Final = "OUTRIDER_TOKEN_FILE"  # noqa: S105 - the name of a variable
+TOKEN_BYTES_MAX: Final = 4096
 DEFAULT_PORT: Final = 8081
 DEFAULT_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -24,6 +31,10 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             **options,  # type: ignore[arg-type]
         )
+
+    def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
+        """Print the help; unlike argparse's own, one that cannot be printed is an error."""
+        (sys.stdout if file is None else file).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage first."""
@@ -63,11 +74,10 @@ def read_token(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UserError(f"--token-file {path} cannot be read: {why}") from error
-    if not token or not token.isascii() or len(token.split()) != 1:
+        token = read_given_text(path, TOKEN_BYTES_MAX).strip()
+    except GivenFileError as error:
+        raise UserError(f"--token-file {path} cannot be read: {error}") from error
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(f"--token-file {path} must hold one word of ASCII characters, the token")
     return token
 
@@ -94,11 +104,12 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number of seconds")
     return value
 
 
 def _number(text: str, least: int, most: int, what: str) -> int:
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+    short = len(text) <= len(str(most))  # Python refuses to read thousands of digits
+    if not short or not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not {what}")
     return int(text)

@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 from coordinator.cli.arguments import TOKEN_FILE_ENV, URL_ENV, read_token
 from coordinator.cli.errors import UNREACHABLE, UserError
 from coordinator.wording import one_line
+from sidecar.names import url_problem
 
 ANSWER_TIMEOUT_S: Final = 10.0
 """The coordinator answers from memory or from one small file."""
@@ -33,11 +34,9 @@ class Client:
     def of(cls, args: argparse.Namespace) -> "Client":
         """Return the client that the command line asks for.  Raises `UserError`."""
         url: str = args.coordinator.rstrip("/")
-        if not _is_http(url):
-            raise UserError(
-                f"--coordinator {url!r} is no URL; give one like http://HOST:8081 (or set"
-                f" ${URL_ENV})"
-            )
+        reason = url_problem(url)
+        if reason is not None:
+            raise UserError(f"--coordinator {reason} (or set ${URL_ENV})")
         return cls(url=url, token=read_token(args.token_file))
 
     def get(self, *path: str, **query: str | int) -> Any:
@@ -46,7 +45,7 @@ class Client:
 
     def fetch(self, *path: str, **query: str | int) -> bytes:
         """Return what is at ``path``.  Raises `UserError`."""
-        tail = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
+        tail = "&".join(f"{name}={_quoted(str(value))}" for name, value in query.items())
         address = self._address(path) + (f"?{tail}" if tail else "")
         return self._ask(Request(address))  # noqa: S310 - `of` admits http and https only
 
@@ -59,7 +58,7 @@ class Client:
         return self._parsed(self._ask(request))
 
     def _address(self, path: tuple[str, ...]) -> str:
-        return "/".join([self.url, *(quote(part, safe="") for part in path)])
+        return "/".join([self.url, *(_quoted(part) for part in path)])
 
     def _ask(self, request: Request) -> bytes:
         if self.token is not None:
@@ -72,7 +71,7 @@ class Client:
         except URLError as error:
             why = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
             raise self._unreachable(why or error.reason) from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:  # of any odd answer
             raise self._unreachable(str(error) or type(error).__name__) from error
         return data
 
@@ -102,9 +101,9 @@ class Client:
         )
 
 
-def _is_http(url: str) -> bool:
+def _quoted(text: str) -> str:
+    """Return one part of an address.  Raises `UserError` for what was not typed as text."""
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise UserError(f"{text!a} is not UTF-8; no node or incident has that name") from error

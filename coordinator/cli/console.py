@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rich.console import Console
 from rich.table import Table
@@ -25,13 +25,21 @@ PLAIN_WIDTH: Final = 200
 def console() -> Console:
     """Return a console on standard output."""
     plain = not sys.stdout.isatty()
-    return Console(
+    return _Printer(
         highlight=False,
         markup=False,
         emoji=False,
         soft_wrap=plain,
         width=PLAIN_WIDTH if plain else None,
     )
+
+
+class _Printer(Console):
+    """rich's console, without its own way of ending the process."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave to the command what an output that nobody reads means."""
+        raise BrokenPipeError
 
 
 def cell(value: object, style: str = "") -> Text:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from coordinator.cli.arguments import (
 )
 from coordinator.cli.errors import UserError
 from coordinator.cli.log_lines import start_logging
+from sidecar.names import shown
 
 if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
     from coordinator.settings import JobSettings
@@ -121,7 +123,12 @@ async def worded(work: Coroutine[Any, Any, int]) -> int:
 
 def default_state_dir(job: str) -> Path:
     """Return where a job's journal is kept unless told otherwise."""
-    base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
+    except RuntimeError as error:  # no $HOME, and a user that the system does not know
+        raise UserError(
+            "there is no home folder to keep the journal in; give --state-dir"
+        ) from error
     return Path(base) / "outrider" / job
 
 
@@ -158,8 +165,8 @@ def node_count(text: str) -> int:
     """Return N of ``N`` or ``N:MAX``.  Raises `UserError`."""
     least, colon, most = text.partition(":")
     numbers = [least, *([most] if colon else [])]
-    if not all(number.isascii() and number.isdigit() for number in numbers) or int(least) < 1:
-        raise UserError(f"--nnodes {text!r} is neither N nor N:MAX")
+    if not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers) or int(least) < 1:
+        raise UserError(f"--nnodes {shown(text)} is neither N nor N:MAX")
     if colon and int(most) < int(least):
-        raise UserError(f"--nnodes {text!r}: MAX is smaller than N")
+        raise UserError(f"--nnodes {shown(text)}: MAX is smaller than N")
     return int(least)

@@ -6,13 +6,24 @@ Sub-commands are imported when they are asked for, so that ``outrider --help`` a
 import importlib
 import os
 import sys
+import threading
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NoReturn
 
 from coordinator.cli.arguments import Parser
 from coordinator.cli.errors import INTERRUPTED, USAGE, UserError
+from coordinator.streams import (
+    drop,
+    open_missing_streams,
+    print_error,
+    refused_by_the_system,
+)
+from coordinator.wording import one_line
+
+ERROR_CHARS_MAX: Final = 2_000
+"""Longest complaint; a path alone may have twice as many characters."""
 
 COMMANDS: Final = MappingProxyType(
     {
@@ -36,22 +47,40 @@ Fault localization and recovery beside distributed training: finds which rank br
 why, stops everyone in seconds, and resumes from a checkpoint that can be trusted."""
 
 
+def entry() -> NoReturn:
+    """Run one command as a process: nothing that still hangs keeps it from ending."""
+    status = main()
+    if any(
+        thread is not threading.current_thread() and thread.is_alive() and not thread.daemon
+        for thread in threading.enumerate()
+    ):
+        os._exit(status)  # a thread waits for a disk or a driver, perhaps for good
+    sys.exit(status)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
+    open_missing_streams()
     try:
-        return _dispatch(given)
+        status = _dispatch(given)
+        sys.stdout.flush()
     except UserError as error:
-        text = " ".join(str(error).split())
-        sys.stderr.write(f"outrider: error: {text}\n")
-        return error.exit_code
+        return _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop(sys.stdout)
         return 0
-    except SystemExit as finished:  # argparse after --help or --version
-        return finished.code if isinstance(finished.code, int) else USAGE
+    except (OSError, MemoryError) as error:
+        # What the system denies us (disk, memory, descriptors) is nobody's bug, wherever it is.
+        return _complain(refused_by_the_system(error), USAGE)
+    return status
+
+
+def _complain(text: str, status: int) -> int:
+    print_error(f"outrider: error: {one_line(text, ERROR_CHARS_MAX)}\n")
+    return status
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -62,10 +91,18 @@ def _dispatch(argv: list[str]) -> int:
         parser = Parser(f"outrider {name}", f"{summary[0].upper()}{summary[1:]}.")
         parser.set_defaults(command=name)
         module.add_arguments(parser)
-        status: int = module.run(parser.parse_args(argv[1:]))
+        try:
+            args = parser.parse_args(argv[1:])
+        except SystemExit:  # argparse after --help
+            return 0
+        status: int = module.run(args)
         return status
     parser = _overview()
-    if parser.parse_args(argv).version:
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit:  # as above
+        return 0
+    if args.version:
         version = importlib.import_module("coordinator.version").version()
         sys.stdout.write(f"outrider {version}\n")
     else:

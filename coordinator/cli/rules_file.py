@@ -14,17 +14,13 @@ RULES_BYTES_MAX: Final = 1 << 20
 def read_rules(path: Path) -> list[Any]:
     """Return the rules in the file at ``path``, as they are written.  Raises `UserError`."""
     from coordinator.spec_errors import SpecError, parse_yaml_value  # noqa: PLC0415 - `--help` stays quick
+    from sidecar.given_files import GivenFileError, read_given_text  # noqa: PLC0415 - as above
     from sidecar.logs.rule_files import PLACES, rules_in  # noqa: PLC0415 - as above
 
     try:
-        data = path.read_bytes()[: RULES_BYTES_MAX + 1]
-        text = data.decode()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8; is it YAML?") from error
-    if len(data) > RULES_BYTES_MAX:
-        raise UserError(f"{path} is larger than {RULES_BYTES_MAX} bytes; is it a log?")
+        text = read_given_text(path, RULES_BYTES_MAX)
+    except GivenFileError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
     try:
         document = parse_yaml_value(text, str(path))
     except SpecError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.cli.errors import UserError
+from sidecar.given_files import endless_kind, system_reason
 from sidecar.logs.pieces import Piece, pieces
 
 STANDARD_INPUT: Final = "-"
@@ -17,11 +18,15 @@ def open_log(name: str) -> Iterator[Iterator[Piece]]:
     """Give a log's pieces.  Raises `UserError` when it cannot be read."""
     try:
         if name == STANDARD_INPUT:
+            if sys.stdin is None:
+                raise UserError("standard input is closed; give the log's file instead of -")
             yield pieces(sys.stdin.buffer)
             return
+        if (reason := endless_kind(Path(name))) is not None:
+            raise UserError(f"{name} cannot be read: {reason}")
         with Path(name).open("rb") as stream:
             yield pieces(stream)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, BrokenPipeError):  # of our own output, not of the log
             raise
-        raise UserError(f"{name} cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{name} cannot be read: {system_reason(error)}") from error

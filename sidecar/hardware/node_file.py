@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from sidecar.field_errors import explained
 from sidecar.hardware.dcgm import DcgmExporterSource
 from sidecar.hardware.sources import FileSource, HealthSource
 from sidecar.hardware.thresholds import HealthConfig
@@ -65,7 +66,7 @@ class HealthSection(
         try:
             config = msgspec.convert(given, HealthConfig)
         except msgspec.ValidationError as error:
-            raise HealthSectionError(_worded(str(error))) from None
+            raise HealthSectionError(_worded(str(error), given)) from None
         if config.unknown_after_s <= config.poll_interval_s:
             raise HealthSectionError(
                 f"thresholds.unknownAfterS ({config.unknown_after_s:g}) must be above "
@@ -102,10 +103,10 @@ def _known(name: str) -> str:
     raise HealthSectionError(f"thresholds.{name}: no such threshold; {hint}")
 
 
-def _worded(text: str) -> str:
+def _worded(text: str, given: Mapping[str, Any]) -> str:
     """Turn msgspec's words, or those of `HealthConfig` itself, into ``field: reason``."""
+    field, reason = explained(text, given, HealthConfig)
+    told = f"thresholds.{field}: {reason}" if field else f"thresholds: {reason}"
     for camel, name in sorted(THRESHOLDS.items(), key=lambda pair: -len(pair[1])):
-        text = text.replace(name, camel)
-    reason, _, at = text.partition(" - at `$.")
-    field = at.rstrip("`")
-    return f"thresholds.{field}: {reason}" if field else f"thresholds: {reason}"
+        told = told.replace(name, camel)
+    return told

@@ -292,3 +292,16 @@ def test_training_outlives_its_coordinator_and_the_next_one_still_repairs(
     incident = json.loads(asked.communicate(timeout=DEADLINE_S)[0])
     assert incident["finding"]["culprit"]["rank"] == 0
     assert incident["generation"] == 1
+
+
+@pytest.mark.parametrize("place", ["/proc/nothing", "/sys/nothing"])
+def test_an_output_folder_that_cannot_be_made_ends_the_run_before_a_worker_starts(
+    start: Start, script: Callable[[str], Path], place: str
+) -> None:
+    """Three restarts of workers that never were hide the one line that matters."""
+    run = start("run", "--standalone", "--log-dir", place, script(GOOD))
+    _, said = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 2
+    assert said.splitlines()[-1].startswith("outrider: error: the workers' output cannot be kept")
+    assert "--log-dir" in said
+    assert "Traceback" not in said

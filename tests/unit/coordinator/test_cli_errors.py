@@ -45,11 +45,45 @@ def test_an_unreachable_coordinator_is_one_line_and_status_3(
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8081", "ftp://a", "http://", "http://[::1", "", "http://a:b"]
+    "url",
+    [
+        *(
+            "localhost:8081",
+            "ftp://a",
+            "http://",
+            "http://[::1",
+            "",
+            "http://a:b",
+            "http://a:99999",
+        ),
+        *("http://a/\u00e9", "http://\udcff/", f"http://{'h' * 300}", f"http://{'h' * 64}.x"),
+        *(
+            "http://a b",
+            "http://a\n",
+            "http://a\x1b[2J",
+            "http://u:p@a",
+            "http://a/?q",
+            "http://a#f",
+        ),
+        *("http://..", "http://a..b"),
+    ],
 )
-def test_an_address_that_is_no_url_is_refused(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    """The commonest slip is to leave the scheme out."""
-    assert "is no URL" in complaint(capsys, ["status", "--coordinator", url], 2)
+@pytest.mark.parametrize("argv", [*QUESTIONS, ["run", "-m", "json"]])
+def test_an_address_that_is_no_url_is_refused(
+    capsys: pytest.CaptureFixture[str], argv: list[str], url: str
+) -> None:
+    """The commonest slip is to leave the scheme out; none of them may end in a traceback."""
+    text = complaint(capsys, [argv[0], "--coordinator", url, *argv[1:]], 2)
+    assert "is not a URL" in text
+    assert text[:-1].isprintable()
+
+
+@pytest.mark.parametrize("argv", [["explain", "\udcff"], ["exclude", "\udcff", "--why", "x"]])
+def test_a_name_that_is_not_utf8_is_refused(
+    capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    """A terminal of another encoding sends such bytes."""
+    assert "is not UTF-8" in complaint(capsys, argv, 2)
 
 
 @pytest.mark.parametrize(

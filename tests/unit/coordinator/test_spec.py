@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.spec import NPROC_MAX, SPEC_BYTES_MAX, JobSpec, load_job_spec, parse_job_spec
@@ -54,17 +54,17 @@ def with_rule(rule) -> str:
 def test_a_bare_spec_gets_every_default():
     """A person's first spec has three lines; each default must be the documented one."""
     spec = spec_of()
-    settings = spec.settings()
-    assert (settings.job, settings.nnodes, settings.nproc_per_node) == ("job", 2, 1)
-    assert (settings.restart.retries_max, settings.restart.window_s) == (10, 3600)
-    assert (settings.stall_timeout_s, settings.settle_s, settings.inspect_timeout_s) == (
+    made = spec.settings()
+    assert (made.job, made.nnodes, made.nproc_per_node) == ("job", 2, 1)
+    assert (made.restart.retries_max, made.restart.window_s) == (10, 3600)
+    assert (made.stall_timeout_s, made.settle_s, made.inspect_timeout_s) == (
         300,
         0.3,
         1,
     )
-    assert (settings.lease_s, settings.wait_for_nodes_s) == (15, 600)
-    assert settings.startup_deadline_s == 1800
-    assert settings.log_rules == ()
+    assert (made.lease_s, made.wait_for_nodes_s) == (15, 600)
+    assert made.startup_deadline_s == 1800
+    assert made.log_rules == ()
 
 
 def test_our_own_rule_fields_are_read_as_well():
@@ -81,11 +81,11 @@ def test_the_kubernetes_resource_is_read_as_it_is():
     """People bring the file they have; a rewrite would be the first thing to go wrong."""
     for kind in ("HyperPodPyTorchJob", "HyperPodPytorchJob"):
         spec = parse_job_spec(RESOURCE.replace("HyperPodPyTorchJob", kind), "job.yaml")
-        settings = spec.settings()
-        assert (spec.name, settings.nproc_per_node, spec.spares) == ("job", 8, 1)
-        assert (settings.restart.retries_max, settings.restart.window_s) == (3, 21600)
-        assert settings.startup_deadline_s == 900
-    loss, oom = settings.log_rules
+        made = spec.settings()
+        assert (spec.name, made.nproc_per_node, spec.spares) == ("job", 8, 1)
+        assert (made.restart.retries_max, made.restart.window_s) == (3, 21600)
+        assert made.startup_deadline_s == 900
+    loss, oom = made.log_rules
     assert loss["metricThreshold"] == 2
     assert loss["metricEvaluationDataPoints"] == 5
     assert oom == {"name": "Oom", "logPattern": "out of memory", "faultOnMatch": True}
@@ -286,8 +286,10 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path):
         SpecError, match=r"nothing\.yaml: the job spec cannot be read: No such file"
     ):
         load_job_spec(tmp_path / "nothing.yaml")
-    with pytest.raises(SpecError, match="Is a directory"):
+    with pytest.raises(SpecError, match="it is a directory"):
         load_job_spec(tmp_path)
+    with pytest.raises(SpecError, match="it is a device, not a file"):
+        load_job_spec(Path("/dev/zero"))
     path = tmp_path / "job.yaml"
     path.write_bytes(b"name: \xff\n")
     with pytest.raises(SpecError, match="byte 6 is not UTF-8"):
@@ -309,6 +311,7 @@ plain = st.recursive(
 FIELDS = ("nprocPerNode", "replicaSpecs", "runPolicy", "progressPolicy", "nodePolicy", "kind", "zz")
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), plain))
 def test_any_content_gives_a_spec_or_one_sentence(fields):
     """A traceback tells a person nothing about the file they wrote."""
@@ -322,6 +325,7 @@ def test_any_content_gives_a_spec_or_one_sentence(fields):
         assert spec.settings().nnodes >= 1
 
 
+@settings(deadline=None)
 @given(st.one_of(st.integers(), st.text(max_size=6)))
 def test_the_number_of_workers_is_a_sane_number_or_refused(value):
     """A slip of the finger must not start ten thousand processes."""

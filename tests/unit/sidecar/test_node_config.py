@@ -83,8 +83,8 @@ def test_every_field_is_read(write, tmp_path):
     ("text", "words"),
     [
         ("nprocPerNod: 2", "nprocPerNod"),
-        ("httpPort: many", "httpPort: Expected `int`, got `str`"),
-        ("httpPort: 70000", "httpPort: Expected `int` <= 65535"),
+        ("httpPort: many", "httpPort: must be a whole number, but is the text 'many'"),
+        ("httpPort: 70000", "httpPort: must be a whole number <= 65535, but is 70000"),
         ("labels: {a: 1}", "labels"),
         ("gpus: [{index: 0}]", "gpus[0]"),
         ("xids: {63: {severity: awful}}", "severity"),
@@ -100,7 +100,10 @@ def test_every_field_is_read(write, tmp_path):
         ("runDir: /" + "x" * 120, "runDir: socket path"),
         ("kernelLog: /tmp", "kernelLog: /tmp is a directory"),
         ("a: [", "not YAML"),
-        ("health: {threshold: {}}", "health: Object contains unknown field `threshold`"),
+        (
+            "health: {threshold: {}}",
+            "health.threshold: this field does not exist; did you mean thresholds?",
+        ),
         (
             "health: {thresholds: {temperatureWarn: 80}}",
             "health.thresholds.temperatureWarn: no such threshold; did you mean temperatureWarnC?",
@@ -108,7 +111,7 @@ def test_every_field_is_read(write, tmp_path):
         ("health: {thresholds: {fatalXids: [63]}}", "say it under `xids`"),
         (
             "health: {thresholds: {temperatureWarnC: hot}}",
-            "health.thresholds.temperatureWarnC: Expected `float`, got `str`",
+            "health.thresholds.temperatureWarnC: must be a number, but is the text 'hot'",
         ),
         (
             "health: {thresholds: {pollIntervalS: -1}}",
@@ -127,6 +130,22 @@ def test_every_field_is_read(write, tmp_path):
         ("health: {dcgmExporter: localhost:9400}", "health.dcgmExporter: the exporter's address"),
         ("health: {files: [/a, /a]}", "health.files: one of them stands there twice"),
         ('health: {files: [""]}', "health.files[0]: a path must not be empty"),
+        ("job: other", "line 6, column 1: the field 'job' is given twice"),
+        ('runDir: "a\\0b"', "runDir: 'a\\x00b' holds a zero byte"),
+        ('logDir: "a\\0b"', "logDir: 'a\\x00b' holds a zero byte"),
+        ('kernelLog: "a\\0b"', "kernelLog: 'a\\x00b' holds a zero byte"),
+        ('tokenFile: "a\\0b"', "tokenFile: 'a\\x00b' holds a zero byte"),
+        ('warmModules: ["a\\0b"]', "warmModules[0]: 'a\\x00b' holds a zero byte"),
+        ("logDir: /dev/null/logs", "logDir: /dev/null/logs"),
+        ("runDir: /dev/null/run", "runDir: /dev/null/run"),
+        ('labels: {rack: "7\\e[2J"}', "labels: the value '7\\x1b[2J' of 'rack' cannot be used"),
+        ('labels: {"": x}', "labels: '' is no name"),
+        (f"labels: {{rack: {'x' * 300}}}", "use up to 256 printable characters"),
+        (f"host: {'h' * 300}", "is longer than the 253 characters of a host's name"),
+        ("host: a b", "host: 'a b' is not a host's name or address"),
+        ("host: \u00e9", "host: '\u00e9' is not a host's name or address"),
+        ("tokenFile: /dev/zero", "tokenFile: /dev/zero: it is a device"),
+        ("a: &a [x, x]\nb: &b [*a, *a]", "a: this field does not exist"),
     ],
 )
 def test_a_mistake_is_told_with_file_field_and_reason(write, text, words):
@@ -146,7 +165,7 @@ def test_a_mistake_is_told_with_file_field_and_reason(write, text, words):
         ("coordinator: http://127.0.0.1:8081", "coordinator: 127.0.0.1", "is not a URL such as"),
         ('command: [{script}, --lr, "1"]', "command: []", "command: no training script"),
         ('command: [{script}, --lr, "1"]', "command: [gone.py]", "'gone.py' does not exist"),
-        ("job: demo\n", "", "missing required field `job`"),
+        ("job: demo\n", "", "job: this field is required"),
     ],
 )
 def test_a_wrong_value_of_a_required_field_is_told_too(write, field, value, words):
