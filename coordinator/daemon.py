@@ -75,6 +75,8 @@ class CoordinatorConfig:
     """A label that a sidecar must carry to be let in; None lets in every one of the job."""
     refuse_ended: bool = False
     """Whether a job that ended before is an error; a supervised one answers with its outcome."""
+    after_stop: str = "training goes on and finds it again"
+    """What its log says of the training when it is asked to stop before the job has ended."""
 
 
 def announce(url: str) -> None:
@@ -97,8 +99,8 @@ async def run_coordinator(
 ) -> int:
     """Serve the job until it ends or ``stop`` is set.
 
-    Returns 0 when the job completed or ``stop`` came first, 1 when the job failed.  Raises
-    `CoordinatorError` or `JournalError` when it cannot start or go on.
+    Returns 1 when the job failed, 0 when it completed, a person ended it or ``stop`` came first.
+    Raises `CoordinatorError` or `JournalError` when it cannot start or go on.
     """
     check_bind(config)
     reason = allow_files(config.settings.nnodes, all_there_are=True)
@@ -249,9 +251,9 @@ class _Coordinator:
             parting.cancel()
             await asyncio.gather(stopping, parting, return_exceptions=True)
         if not self._finished.done():
-            log.info("the coordinator stops; training goes on and finds it again")
+            log.info("the coordinator stops; %s", self._config.after_stop)
             return 0
-        return 0 if self._finished.result().outcome == JobPhase.COMPLETED else 1
+        return int(self._finished.result().outcome == JobPhase.FAILED)
 
     async def _farewell(self) -> None:
         await asyncio.shield(self._finished)

@@ -109,6 +109,11 @@ class Desk:
         self.members.exclude(node, reason)
         self.memory.exclude(node, reason)
 
+    def include(self, node: str) -> None:
+        """Let ``node`` be given ranks again."""
+        self.members.readmit(node)
+        self.memory.include(node)
+
     def _follows_from_the_stop(self, fault: NodeFault) -> bool:
         """Return True for what broke only because everything was being stopped."""
         incident = self.memory.incident

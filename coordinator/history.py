@@ -68,7 +68,8 @@ class History:
             mode = incident.decision.mode
             if mode is not None:
                 self.restarts[mode, kind or UNKNOWN] += 1
-            self._note_depth("failed" if mode is None else mode.value)
+        if incident.depth in DEPTHS:
+            self._note_depth(incident.depth)
         self._note_durations(incident)
 
     def copy(self) -> "History":

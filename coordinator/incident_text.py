@@ -29,6 +29,7 @@ _DONE: Final = {
     Outcome.RECOVERED: "recovered",
     Outcome.SUPERSEDED: "superseded by another fault before the first step",
     Outcome.FAILED: "the job failed",
+    Outcome.STOPPED: "the job was stopped",
 }
 _PHASES: Final = {
     IncidentPhase.FAULT: "the fault happened",
@@ -48,6 +49,14 @@ def summary(incident: Incident) -> str:
     what = incident.finding.why if incident.finding is not None else incident.trigger
     parts = [what, *_resumed(incident), _ending(incident)]
     return one_line(f"{incident.id}: {'; '.join(parts)}", SUMMARY_CHARS_MAX)
+
+
+def recovered(incident: Incident) -> str:
+    """Return what is said when the job trains again, in one line."""
+    took = incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP)
+    how_soon = "recovered" if took is None else f"recovered in {took:.1f} s"
+    text = f"{how_soon}, resumed from {_origin(incident)} (incident {incident.id})"
+    return one_line(text, SUMMARY_CHARS_MAX)
 
 
 def markdown(incident: Incident) -> str:
@@ -78,15 +87,19 @@ def markdown(incident: Incident) -> str:
 def _resumed(incident: Incident) -> list[str]:
     if incident.decision is None or incident.decision.mode is None:
         return []
-    steps = [choice.step for choice in incident.checkpoints if choice.step is not None]
-    origin = f"step {max(steps)}" if steps else "the beginning"
     moved = "".join(f", {move.to_node} for {move.from_node}" for move in incident.moves)
-    return [f"{incident.decision.mode} from {origin}{moved}"]
+    return [f"{incident.decision.mode} from {_origin(incident)}{moved}"]
+
+
+def _origin(incident: Incident) -> str:
+    steps = [choice.step for choice in incident.checkpoints if choice.step is not None]
+    return f"step {max(steps)}" if steps else "the beginning"
 
 
 def _ending(incident: Incident) -> str:
     text = _DONE[incident.outcome]
-    if incident.outcome is Outcome.FAILED and incident.decision is not None:
+    over = incident.outcome in (Outcome.FAILED, Outcome.STOPPED)
+    if over and incident.decision is not None:
         return f"{text}: {incident.decision.reason}"
     took = incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP)
     if took is not None:
@@ -172,7 +185,8 @@ def _decision(incident: Incident) -> list[str]:
     decision = incident.decision
     if decision is None:
         return ["## Decision", "", "Nothing has been decided yet."]
-    mode = "the job ends as failed" if decision.mode is None else decision.mode.value
+    over = "the job is stopped" if incident.outcome is Outcome.STOPPED else "the job ends as failed"
+    mode = over if decision.mode is None else decision.mode.value
     lines = ["## Decision", "", f"**{safe(mode)}**: {safe(decision.reason)}."]
     if decision.exclude_nodes:
         lines += ["", f"Left out from now on: {safe(', '.join(decision.exclude_nodes))}."]

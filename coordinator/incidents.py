@@ -39,6 +39,8 @@ class Outcome(StrEnum):
     SUPERSEDED = "superseded"
     """Another fault came before the first step; a new incident carries on."""
     FAILED = "failed"
+    STOPPED = "stopped"
+    """A person ended the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,17 @@ class Incident:
     def at(self, phase: IncidentPhase) -> int | None:
         """Return when ``phase`` was reached (wall clock ns), or None."""
         return next((item.at_ns for item in self.milestones if item.phase is phase), None)
+
+    @property
+    def depth(self) -> str | None:
+        """How deep the job was restarted, or that it ended ``failed`` or ``stopped``.
+
+        None while nothing is decided.
+        """
+        if self.decision is None:
+            return None
+        over = "stopped" if self.outcome is Outcome.STOPPED else "failed"
+        return over if self.decision.mode is None else self.decision.mode.value
 
     def span_s(self, start: IncidentPhase, end: IncidentPhase) -> float | None:
         """Return seconds from ``start`` to ``end``, or None when one was not reached."""

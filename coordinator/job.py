@@ -33,7 +33,14 @@ from coordinator.picture import furthest_step, picture
 from coordinator.settings import JobSettings
 from coordinator.view import JobView
 from scout.clock import SECOND, Duration, Instant, after
-from sidecar.api import EvidenceReport, FaultKind, FaultReport, ProgressReport, StatusReport
+from sidecar.api import (
+    EvidenceReport,
+    FaultKind,
+    FaultReport,
+    Hello,
+    ProgressReport,
+    StatusReport,
+)
 
 LOOK_AGAIN_AFTER: Final = Duration(1 * SECOND)
 """Longest time between two looks at the whole, whatever happens."""
@@ -107,6 +114,7 @@ class JobCore:
             step=furthest_step(desk.state, desk.members),
             phase_since=desk.phase_since,
             waiting_for=desk.waiting_for,
+            unfit=lambda node: node_health.standing_against(desk, node),
             now_ns=desk.wall(now),
             now=now,
             pending_checkpoints=desk.ledger.pending(desk.settings.world_size),
@@ -124,8 +132,7 @@ class JobCore:
             case LinkOpened():
                 return self._opened(event, now)
             case LinkClosed():
-                self._desk.members.close(event.link, now)
-                return []
+                return self._closed(event, now)
             case LinkSpoke(link=link, message=StatusReport() as report):
                 return self._told(link, report, now)
             case LinkSpoke(link=link, message=ProgressReport() | EvidenceReport() as report):
@@ -152,10 +159,28 @@ class JobCore:
             effects.append(Dismiss(link=admission.replaced, reason=reason, retry=False))
         if admission.restarted and before is not None and node in desk.state.world:
             desk.lost(before, own_faults.SIDECAR_RESTARTED, now)
+        effects.append(_joined(event.hello, before, restarted=admission.restarted))
         desk.send_again(node)
         for look in desk.looks():
             look.asked.discard(node)
         return effects
+
+    def _closed(self, event: LinkClosed, now: Instant) -> list[Effect]:
+        desk = self._desk
+        view = desk.members.close(event.link, now)
+        if not isinstance(view, NodeView):
+            return []
+        if desk.state.phase.terminal:
+            return [Say(level="INFO", text=f"{view.node} has left")]
+        text = f"{view.node} is not connected any more; it is waited for"
+        return [Say(level="WARNING", text=f"{text} for {desk.settings.lease_s:g} s")]
+
+    def _include(self, node: str) -> list[Effect]:
+        against = node_health.standing_against(self._desk, node)
+        if against is None:
+            self._desk.include(node)
+            return []
+        return [Say(level="WARNING", text=f"{node} stays left out: {against}")]
 
     def _told(self, link: int, report: StatusReport, now: Instant) -> list[Effect]:
         desk = self._desk
@@ -191,7 +216,17 @@ class JobCore:
         if event.action == recovery.OperatorAction.EXCLUDE and outside:
             desk.exclude(node, text)
         elif event.action == recovery.OperatorAction.STOP and waiting:
-            return [said, *desk.end(JobPhase.FAILED, text, now)]
+            return [said, *desk.end(JobPhase.STOPPED, text, now)]
+        elif event.action == recovery.OperatorAction.INCLUDE:
+            return [said, *self._include(node)]
         else:
             desk.fault(node, own_faults.operator_asked(event.action, text), now)
         return [said]
+
+
+def _joined(hello: Hello, before: NodeView | None, *, restarted: bool) -> Say:
+    role = "spare " if hello.spare else ""
+    how = "has joined"
+    if before is not None and before.hello is not None:
+        how = "is back with a new sidecar" if restarted else "is back"
+    return Say(level="INFO", text=f"{role}{hello.node} on {hello.host} {how}")

@@ -4,8 +4,9 @@ Whatever a restarted coordinator must know passes through here, so nothing can c
 being persisted, and always before the effects of the same pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from coordinator.events import Effect, Persist
@@ -16,6 +17,16 @@ from sidecar.api import CheckpointPointer, FaultKind
 
 FAULTS_PER_INCIDENT_MAX: Final = 256
 """Reports kept of one incident; the first ones convict."""
+
+
+_OUTCOMES: Final[Mapping[JobPhase, Outcome]] = MappingProxyType(
+    {
+        JobPhase.COMPLETED: Outcome.RECOVERED,
+        JobPhase.FAILED: Outcome.FAILED,
+        JobPhase.STOPPED: Outcome.STOPPED,
+    }
+)
+"""What the job's end makes of an incident that was still open."""
 
 
 class Memory:
@@ -66,13 +77,18 @@ class Memory:
         """Give ``node`` no rank from now on."""
         self.change(replace(self.state, excluded={**self.state.excluded, node: reason}))
 
+    def include(self, node: str) -> None:
+        """Take the exclusion of ``node`` back."""
+        left = {name: why for name, why in self.state.excluded.items() if name != node}
+        self.change(replace(self.state, excluded=left))
+
     def checkpoints_complete(self, pointers: tuple[CheckpointPointer, ...]) -> None:
         """Remember what every rank confirmed."""
         self.change(replace(self.state, complete_checkpoints=pointers))
 
     def over(self, phase: JobPhase, reason: str) -> None:
         """End the job and its open incident."""
-        self.close(Outcome.FAILED if phase is JobPhase.FAILED else Outcome.RECOVERED)
+        self.close(_OUTCOMES[phase])
         self.change(replace(self.state, outcome_reason=reason))
         self.enter(phase)
 

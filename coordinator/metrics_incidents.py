@@ -45,7 +45,7 @@ def incident_families(view: JobView, closed: Sequence[Incident]) -> Iterator[Met
         "Always 1; why an incident was mended as it was.",
         (JOB, "incident", "mode", "reason"),
         [
-            ((job, it.id, it.decision.mode or "failed", short(it.decision.reason)), 1)
+            ((job, it.id, it.depth or "", short(it.decision.reason)), 1)
             for it in shown
             if it.decision is not None
         ],
@@ -76,7 +76,6 @@ _Row = tuple[tuple[str, ...], float]
 
 def _words(job: str, it: Incident) -> tuple[str, ...]:
     culprit = None if it.finding is None else it.finding.culprit
-    decision = it.decision
     reason = culprit.reason if culprit else "" if it.finding is None else it.finding.why
     return (
         job,
@@ -88,7 +87,7 @@ def _words(job: str, it: Incident) -> tuple[str, ...]:
         "" if culprit is None else number(culprit.rank),
         "" if culprit is None else number(culprit.gpu),
         short(reason or it.trigger),
-        "" if decision is None else decision.mode or "failed",
+        it.depth or "",
     )
 
 

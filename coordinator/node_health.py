@@ -56,6 +56,18 @@ def look(desk: Desk, now: Instant) -> list[Effect]:
     return effects
 
 
+def standing_against(desk: Desk, node: str) -> str | None:
+    """Return why ``node`` cannot be given ranks as things stand and what would change that."""
+    notice = against(desk.state.health, node)
+    if notice is not None:
+        return f"{notice.words}; {notice.source} has to take that back (POST /v1/health-events)"
+    view = desk.members.view(node)
+    broken = None if view is None or view.status is None else broken_device(view.status)
+    if broken is None:
+        return None
+    return f"its sidecar says {broken.message}; mend that and restart its sidecar"
+
+
 def _let_go(desk: Desk, over: Iterable[HealthNotice]) -> list[Effect]:
     effects: list[Effect] = []
     for notice in over:
@@ -66,9 +78,7 @@ def _let_go(desk: Desk, over: Iterable[HealthNotice]) -> list[Effect]:
         if why is None or notice.words not in why or broken:
             continue
         other = against(desk.state.health, node)
-        left = {name: text for name, text in desk.state.excluded.items() if name != node}
-        desk.memory.change(replace(desk.state, excluded=left))
-        desk.members.readmit(node)
+        desk.include(node)
         if other is not None:
             desk.exclude(node, other.words)
             continue

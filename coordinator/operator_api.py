@@ -23,9 +23,9 @@ from coordinator.health_events import (
     HealthSeverity,
     read,
 )
-from coordinator.history import kind_of
+from coordinator.incident_list import IncidentSummary, summary
 from coordinator.incident_text import markdown
-from coordinator.incidents import Incident, IncidentPhase, Outcome
+from coordinator.incidents import Incident
 from coordinator.journal import Journal
 from coordinator.ledger import LedgerReport
 from coordinator.metrics import Exposition
@@ -101,26 +101,6 @@ class NodeList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentSummary:
-    """One line of an incident list.  ``at_ns`` is wall clock, nanoseconds since the epoch."""
-
-    id: str
-    at_ns: int | None
-    generation: int
-    trigger: str
-    outcome: Outcome
-    verdict: str | None
-    kind: str | None
-    node: str | None
-    rank: int | None
-    gpu: int | None
-    reason: str
-    mode: str | None
-    recovery_s: float | None
-    steps_lost: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentList:
     """Incidents, oldest first."""
 
@@ -171,6 +151,9 @@ ENDPOINTS: Final = (
     Endpoint("POST", "/v1/job/stop", "stop", "End the job for good.", Accepted,
              body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
     Endpoint("POST", "/v1/nodes/{node}/exclude", "exclude", "Give this node no rank any more.",
+             Accepted, parameters=(_NODE,), body=OperatorRequest, status=202,
+             refusals=(400, 404, 409, 415, 422)),
+    Endpoint("POST", "/v1/nodes/{node}/include", "include", "Let this node be given ranks again.",
              Accepted, parameters=(_NODE,), body=OperatorRequest, status=202,
              refusals=(400, 404, 409, 415, 422)),
     Endpoint("POST", "/v1/health-events", "health_event",
@@ -276,6 +259,18 @@ class OperatorApi:
             raise web.HTTPNotFound(text=f"no node {node!r}; `outrider status` lists them")
         return await self._ask(request, "exclude", node)
 
+    async def include(self, request: web.Request) -> web.Response:
+        """Ask the core to take an exclusion back."""
+        name = request.match_info["node"]
+        node = next((item for item in self._view().nodes if item.node == name), None)
+        if node is None:
+            raise web.HTTPNotFound(text=f"no node {name!r}; `outrider status` lists them")
+        if node.excluded is None:
+            raise web.HTTPConflict(text=f"node {name!r} is not excluded")
+        if node.unfit is not None:
+            raise web.HTTPConflict(text=f"node {name!r} stays excluded: {node.unfit}")
+        return await self._ask(request, "include", name)
+
     async def health_event(self, request: web.Request) -> web.Response:
         """Hand the core what somebody else says of a node's health."""
         asked = await _body(request, HealthRequest)
@@ -340,28 +335,6 @@ def guard(token: str | None) -> Middleware:
             return _answer(Problem(error=_sentence(request, error)), error.status)
 
     return middleware
-
-
-def summary(incident: Incident) -> IncidentSummary:
-    """Return the line of ``incident`` in a list."""
-    finding, decision = incident.finding, incident.decision
-    culprit = None if finding is None else finding.culprit
-    return IncidentSummary(
-        id=incident.id,
-        at_ns=incident.at(IncidentPhase.FAULT) or incident.at(IncidentPhase.DETECTED),
-        generation=incident.generation,
-        trigger=incident.trigger,
-        outcome=incident.outcome,
-        verdict=None if finding is None else finding.outcome,
-        kind=kind_of(incident),
-        node=None if culprit is None else culprit.node,
-        rank=None if culprit is None else culprit.rank,
-        gpu=None if culprit is None else culprit.gpu,
-        reason=(culprit.reason if culprit else "") or (finding.why if finding else ""),
-        mode=None if decision is None or decision.mode is None else decision.mode,
-        recovery_s=incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP),
-        steps_lost=incident.steps_lost,
-    )
 
 
 def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

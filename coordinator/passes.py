@@ -14,6 +14,7 @@ from coordinator import culprit, own_faults, recovery
 from coordinator.desk import Desk, broken_device, is_idle, is_ready
 from coordinator.events import Effect, Say
 from coordinator.evidence import with_evidence
+from coordinator.incident_text import recovered
 from coordinator.incidents import Finding, IncidentPhase, NodeFault, Outcome
 from coordinator.localization import Round
 from coordinator.membership import NodeView
@@ -185,13 +186,20 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     ranks = [rank for status in statuses for rank in status.ranks]
     if all(rank.step is not None for rank in ranks):
         desk.stamp(IncidentPhase.FIRST_STEP, now)
-        desk.memory.close(Outcome.RECOVERED)
-        return watch_stall(desk, statuses, functools.partial(_judge, desk, desk.state.world), now)
+        said = _recovered(desk)
+        judge = functools.partial(_judge, desk, desk.state.world)
+        return [*said, *watch_stall(desk, statuses, judge, now)]
     if any(rank.attached for rank in ranks):
         _watch_start(desk, sum(rank.attached and rank.step is None for rank in ranks), now)
     elif since(desk.phase_since, now) >= UNTOLD_STEPS_WAIT:
-        desk.memory.close(Outcome.RECOVERED)
+        return _recovered(desk)
     return []
+
+
+def _recovered(desk: Desk) -> list[Effect]:
+    incident = desk.memory.incident
+    desk.memory.close(Outcome.RECOVERED)
+    return [] if incident is None else [Say(level="INFO", text=recovered(incident))]
 
 
 def _watch_start(desk: Desk, silent: int, now: Instant) -> None:
@@ -319,7 +327,8 @@ def _resolve(desk: Desk, now: Instant) -> list[Effect]:
     desk.stamp(IncidentPhase.DECIDED, now)
     decision = resolution.decision
     if decision.mode is None:
-        return desk.end(JobPhase.FAILED, decision.reason, now)
+        wished = recovery.stopped_by_a_person(resolution.incident)
+        return desk.end(JobPhase.STOPPED if wished else JobPhase.FAILED, decision.reason, now)
     desk.not_before = after(now, seconds(decision.backoff_s))
     desk.enter(JobPhase.WAITING, now)
     return [Say(level="WARNING", text=decision.reason)]
@@ -362,5 +371,6 @@ _PASSES: Final[Mapping[JobPhase, Callable[[Desk, Instant], list[Effect]]]] = Map
         JobPhase.STOPPING: _stopping,
         JobPhase.COMPLETED: _over,
         JobPhase.FAILED: _over,
+        JobPhase.STOPPED: _over,
     }
 )

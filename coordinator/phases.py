@@ -16,24 +16,27 @@ class JobPhase(StrEnum):
     STOPPING = "stopping"
     COMPLETED = "completed"
     FAILED = "failed"
+    STOPPED = "stopped"
+    """A person ended it."""
 
     @property
     def terminal(self) -> bool:
         """True when nothing follows."""
-        return self in (JobPhase.COMPLETED, JobPhase.FAILED)
+        return self in (JobPhase.COMPLETED, JobPhase.FAILED, JobPhase.STOPPED)
 
 
 _P = JobPhase
 
 FOLLOWS: Final[Mapping[JobPhase, frozenset[JobPhase]]] = MappingProxyType(
     {
-        _P.WAITING: frozenset({_P.STARTING, _P.STOPPING, _P.FAILED}),
+        _P.WAITING: frozenset({_P.STARTING, _P.STOPPING, _P.FAILED, _P.STOPPED}),
         _P.STARTING: frozenset({_P.RUNNING, _P.LOCALIZING, _P.COMPLETED, _P.FAILED}),
         _P.RUNNING: frozenset({_P.LOCALIZING, _P.COMPLETED, _P.FAILED}),
         _P.LOCALIZING: frozenset({_P.STOPPING, _P.RUNNING, _P.FAILED}),
-        _P.STOPPING: frozenset({_P.WAITING, _P.STARTING, _P.FAILED}),
+        _P.STOPPING: frozenset({_P.WAITING, _P.STARTING, _P.FAILED, _P.STOPPED}),
         _P.COMPLETED: frozenset(),
         _P.FAILED: frozenset(),
+        _P.STOPPED: frozenset(),
     }
 )
 

@@ -1,6 +1,6 @@
 """Reading the job's state for others: the outside view and the furthest step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.escalation import OPERATOR_CAUSE
@@ -20,11 +20,15 @@ def picture(
     step: int | None,
     phase_since: Instant,
     waiting_for: str,
+    unfit: Callable[[str], str | None],
     now_ns: int,
     now: Instant,
     pending_checkpoints: tuple[PendingCheckpoint, ...] = (),
 ) -> JobView:
-    """Return the outside view of a job.  ``now_ns`` is the wall clock of ``now``."""
+    """Return the outside view of a job.  ``now_ns`` is the wall clock of ``now``.
+
+    ``unfit`` says what speaks against a node at this moment, None when nothing does.
+    """
     window_ns = round(settings.restart.window_s * SECOND)
     spent = sum(
         item.at_ns > now_ns - window_ns and item.cause != OPERATOR_CAUSE for item in state.restarts
@@ -42,7 +46,10 @@ def picture(
         step=step,
         complete_checkpoints=state.complete_checkpoints,
         chosen_checkpoints=state.chosen_checkpoints,
-        nodes=tuple(_node(view, group_ranks.get(view.node), now) for view in members.views()),
+        nodes=tuple(
+            _node(view, group_ranks.get(view.node), unfit(view.node), now)
+            for view in members.views()
+        ),
         pending_checkpoints=pending_checkpoints,
         excluded=state.excluded,
         open_incident=state.open_incident,
@@ -91,7 +98,7 @@ def places(world: Sequence[str], nproc: int, members: Membership) -> tuple[RankP
     return tuple(found)
 
 
-def _node(view: NodeView, group_rank: int | None, now: Instant) -> NodeStatus:
+def _node(view: NodeView, group_rank: int | None, unfit: str | None, now: Instant) -> NodeStatus:
     status, hello = view.status, view.hello
     return NodeStatus(
         node=view.node,
@@ -107,4 +114,5 @@ def _node(view: NodeView, group_rank: int | None, now: Instant) -> NodeStatus:
         host=hello.host if hello else "",
         http_port=hello.http_port if hello else 0,
         ranks=status.ranks if status else (),
+        unfit=unfit,
     )

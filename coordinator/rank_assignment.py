@@ -45,14 +45,15 @@ def assign(
 
     ``previous`` is the node of each group rank before, empty at the first start.  ``available``
     and ``spares`` are the nodes that may be used now; a node named in both counts as a spare.
-    A spare that already holds a rank is a survivor like any other.  ``unusable`` may say why a
-    node of ``previous`` is gone; it goes into the reason of the move.
+    A spare that already holds a rank is a survivor like any other.  ``unusable`` says why a
+    node of ``previous`` is gone; it goes into the reason of the move,
+    and its nodes into that of a shortage.
     """
     assert nnodes > 0, "a job has at least one node"
     assert len(set(previous)) == len(previous), "no node holds two group ranks"
     usable = set(available) | set(spares)
     if len(usable) < nnodes:
-        return NotPossible(reason=_shortage(usable, nnodes))
+        return NotPossible(reason=_shortage(usable, nnodes, unusable))
     kept = [node if node in usable else None for node in previous[:nnodes]]
     kept += [None] * (nnodes - len(kept))
     fillers = iter(_fillers(previous, available, spares, nnodes))
@@ -86,11 +87,14 @@ def _fillers(
     return [*displaced, *sorted(fresh, key=natural_key), *sorted(idle, key=natural_key)]
 
 
-def _shortage(usable: set[str], nnodes: int) -> str:
+def _shortage(usable: set[str], nnodes: int, excluded: Mapping[str, str]) -> str:
     names = ", ".join(sorted(usable, key=natural_key)) or "none"
     missing = nnodes - len(usable)
     verb = "is" if missing == 1 else "are"
-    return f"the job needs {nnodes} nodes and {missing} {verb} missing (usable: {names})"
+    out = ", ".join(sorted(excluded, key=natural_key))
+    hint = f"; excluded: {out}, which `outrider include NODE` takes back" if out else ""
+    noun = "node" if nnodes == 1 else "nodes"
+    return f"the job needs {nnodes} {noun} and {missing} {verb} missing (usable: {names}{hint})"
 
 
 def _why(before: str, after: str, *, spare: bool, unusable: Mapping[str, str]) -> str:

@@ -27,6 +27,7 @@ class OperatorAction(StrEnum):
     RESTART = "restart"
     STOP = "stop"
     EXCLUDE = "exclude"
+    INCLUDE = "include"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +208,28 @@ def start_commands(
 
 def _as_asked(decision: Decision, asked: Sequence[NodeFault]) -> Decision:
     """Return what people asked for, in place of what would have been decided."""
-    stop = next((it for it in asked if it.report.reason == OperatorAction.STOP), None)
+    stop = _asked_to_stop(asked)
     if stop is not None:
         return Decision(mode=None, reason=stop.report.message)
     excluded = [it.node for it in asked if it.report.reason == OperatorAction.EXCLUDE]
     reason = "; ".join(it.report.message for it in asked)
     return replace(decision, reason=reason, exclude_nodes=tuple(excluded))
+
+
+def stopped_by_a_person(incident: Incident) -> bool:
+    """Return whether the job ends because somebody asked for its end."""
+    return _asked_to_stop(incident.faults) is not None
+
+
+def _asked_to_stop(faults: Sequence[NodeFault]) -> NodeFault | None:
+    return next(
+        (
+            it
+            for it in faults
+            if (it.report.kind, it.report.reason) == (FaultKind.OPERATOR, OperatorAction.STOP)
+        ),
+        None,
+    )
 
 
 def _kept(choices: Sequence[CheckpointChoice], prefix: str) -> int:

@@ -20,8 +20,9 @@ Sidecar: TypeAlias = Callable[[str, asyncio.Event], Coroutine[Any, Any, int]]
 async def run_standalone(config: CoordinatorConfig, sidecar: Sidecar, stop: asyncio.Event) -> int:
     """Serve and run one job of one node until it ends or ``stop`` is set.
 
-    Returns 0 when the job completed, 1 when it failed.  No worker is left behind in any case:
-    the sidecar, which ends them, is always awaited before the coordinator is let go.
+    Returns 0 when the job completed or a person ended it, 1 when it failed.  No worker is left
+    behind in any case: the sidecar, which ends them, is always awaited before the coordinator is
+    let go.
     """
     ready, sidecar_stop, coordinator_stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
     urls: list[str] = []

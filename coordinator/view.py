@@ -23,10 +23,13 @@ class NodeStatus:
     group_rank: int | None
     last_heard_age_s: float | None
     excluded: str | None
+    """Why it gets no ranks any more."""
     reason: str
     host: str
     http_port: int
     ranks: tuple[RankStatus, ...]
+    unfit: str | None = None
+    """What speaks against it at this moment: an excluded node cannot be included before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ JOB_PHASES: Final = {
     "stopping": WARN,
     "completed": IDLE,
     "failed": LOST,
+    "stopped": IDLE,
 }
 AGENT_STATES: Final = {
     "init": IDLE,

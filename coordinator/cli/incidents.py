@@ -13,6 +13,7 @@ OUTCOME_STYLES: Final[Mapping[str, str]] = {
     "open": "yellow",
     "recovered": "green",
     "failed": "bold red",
+    "stopped": "cyan",
 }
 
 
@@ -71,4 +72,4 @@ def _what(line: Mapping[str, Any]) -> str:
 def _decision(line: Mapping[str, Any]) -> str:
     if line["mode"] is not None:
         return str(line["mode"])
-    return "gave up" if line["outcome"] == "failed" else "-"
+    return {"failed": "gave up", "stopped": "ended the job"}.get(line["outcome"], "-")

@@ -38,6 +38,7 @@ COMMANDS: Final = MappingProxyType(
         "restart": ("coordinator.cli.orders", "restart the job's processes"),
         "stop": ("coordinator.cli.orders", "end the job for good"),
         "exclude": ("coordinator.cli.orders", "give a node no rank any more"),
+        "include": ("coordinator.cli.orders", "let an excluded node be given ranks again"),
         "rules": ("coordinator.cli.rules", "try, check and list log rules"),
         "demo": ("coordinator.cli.demo", "break a small training run and watch it recover"),
     }

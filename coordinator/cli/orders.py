@@ -1,4 +1,4 @@
-"""``outrider restart``, ``stop`` and ``exclude``: a person tells the coordinator what to do."""
+"""``outrider restart``, ``stop``, ``exclude`` and ``include``: what a person may order."""
 
 import argparse
 import getpass
@@ -9,13 +9,15 @@ from coordinator.cli.arguments import add_target
 from coordinator.cli.client import Client
 from coordinator.wording import one_line
 
+OF_A_NODE: Final = ("exclude", "include")
+"""Orders that name a node; the others are about the job."""
 WHO_CHARS_MAX: Final = 100
 """As the coordinator takes it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the order that ``parser`` is for."""
-    if parser.get_default("command") == "exclude":
+    if parser.get_default("command") in OF_A_NODE:
         parser.add_argument("node", metavar="NODE", help="the node's name")
     parser.add_argument(
         "--why", required=True, metavar="TEXT", help="the reason; it is kept in the incident"
@@ -25,13 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Hand the order over."""
-    path = {
-        "restart": ("v1", "job", "restart"),
-        "stop": ("v1", "job", "stop"),
-        "exclude": ("v1", "nodes", getattr(args, "node", ""), "exclude"),
-    }[args.command]
-    Client.of(args).post(*path, who=_who(), why=args.why)
-    what = f"exclude {args.node}" if args.command == "exclude" else args.command
+    node = (args.node,) if args.command in OF_A_NODE else ()
+    subject = ("nodes", *node) if node else ("job",)
+    Client.of(args).post("v1", *subject, args.command, who=_who(), why=args.why)
+    what = " ".join((args.command, *node))
     sys.stdout.write(
         f"{one_line(what)}: the coordinator has been asked; `outrider status` shows the result\n"
     )

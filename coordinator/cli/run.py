@@ -213,6 +213,7 @@ def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
         linger_s=0.0,
         refuse_ended=True,
         admit_label=own,
+        after_stop="its workers have ended with it",
     )
 
     def sidecar(url: str, stop: asyncio.Event) -> Coroutine[Any, Any, int]:

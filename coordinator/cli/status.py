@@ -14,6 +14,7 @@ PHASE_STYLES: Final[Mapping[str, str]] = {
     "running": "green",
     "completed": "green",
     "failed": "bold red",
+    "stopped": "cyan",
     "localizing": "yellow",
     "stopping": "yellow",
     "starting": "cyan",

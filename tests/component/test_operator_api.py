@@ -318,6 +318,33 @@ def test_an_operators_request_reaches_the_core_with_who_and_why(
     visit(tmp_path, scene)
 
 
+def test_only_a_node_that_is_excluded_and_fit_can_be_included(tmp_path: Path) -> None:
+    """A 202 for a wish that cannot come true sends a person to bed too early."""
+
+    def with_node(**changes: str | None) -> JobView:
+        return replace(VIEW, nodes=(replace(VIEW.nodes[0], **changes),))
+
+    async def scene(desk: Desk) -> None:
+        status, body = await desk.ask("POST", "/v1/nodes/a/include", who="ana", why="mended")
+        assert (status, body) == (409, {"error": "node 'a' is not excluded"})
+        desk.view = with_node(excluded="XID 79", unfit="its sidecar says XID 79")
+        status, body = await desk.ask("POST", "/v1/nodes/a/include", who="ana", why="mended")
+        assert (status, body) == (
+            409,
+            {"error": "node 'a' stays excluded: its sidecar says XID 79"},
+        )
+        status, body = await desk.ask("POST", "/v1/nodes/zz/include", who="ana", why="mended")
+        assert status == 404
+        assert desk.inbox.empty()
+        desk.view = with_node(excluded="XID 79")
+        status, body = await desk.ask("POST", "/v1/nodes/a/include", who="ana", why="mended")
+        assert (status, body) == (202, {"accepted": True, "action": "include"})
+        expected = OperatorAsked(action="include", who="ana", why="mended", node="a")
+        assert desk.inbox.get_nowait() == expected
+
+    visit(tmp_path, scene)
+
+
 def test_a_bad_request_is_refused_with_the_field_and_reaches_nobody(tmp_path: Path) -> None:
     """A typo must not restart a job of a thousand GPUs."""
 

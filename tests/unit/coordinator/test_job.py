@@ -4,6 +4,7 @@ Here nodes obey at once and lose nothing; what delays, losses and crashes make o
 simulator.
 """
 
+import re
 from dataclasses import replace
 from itertools import count
 
@@ -19,6 +20,7 @@ from coordinator.events import (
     LinkSpoke,
     OperatorAsked,
     Persist,
+    Say,
     Send,
 )
 from coordinator.incidents import IncidentPhase, Outcome
@@ -176,6 +178,7 @@ class Bench:
         self.incidents = {}
         self.finished: Finished | None = None
         self.dismissed: list[Dismiss] = []
+        self.said: list[str] = []
         self.journal = encode_state(DurableState(job="j"))
         self.core: JobCore
         self.boot()
@@ -208,6 +211,8 @@ class Bench:
                     self.finished = effect
                 case Dismiss():
                     self.dismissed.append(effect)
+                case Say():
+                    self.said.append(effect.text)
                 case Accept() | _:
                     pass
 
@@ -626,13 +631,31 @@ def test_every_rank_that_ends_cleanly_completes_the_job():
 
 
 def test_a_person_can_stop_the_job():
-    """And nothing that follows may start it again."""
+    """Nothing that follows may start it again, and nobody is woken for a failure."""
     bench = running()
     ask(bench, "stop")
     bench.wait(2)
-    assert bench.core.state.phase is JobPhase.FAILED
-    assert bench.finished.reason == "mia asked to stop: a drill"
+    assert bench.core.state.phase is JobPhase.STOPPED
+    assert (bench.finished.outcome, bench.finished.reason) == (
+        "stopped",
+        "mia asked to stop: a drill",
+    )
     assert bench.core.state.generation == 1
+    assert bench.incident().outcome is Outcome.STOPPED
+    told = [command for _, command in bench.sent if isinstance(command, Shutdown)]
+    assert {command.exit_code for command in told} == {0}
+
+
+def test_a_job_that_waits_for_nodes_is_stopped_the_same_way():
+    """A person who gives up waiting has not seen a failure either."""
+    bench = running()
+    ask(bench, "exclude", "node-1")
+    bench.wait(8)
+    assert bench.core.state.phase is JobPhase.WAITING
+    ask(bench, "stop")
+    bench.wait(2)
+    assert bench.core.state.phase is JobPhase.STOPPED
+    assert bench.finished.outcome == "stopped"
 
 
 def test_a_person_who_asks_to_stop_during_a_restart_they_asked_for_is_heard():
@@ -645,7 +668,54 @@ def test_a_person_who_asks_to_stop_during_a_restart_they_asked_for_is_heard():
     for node in bench.nodes.values():
         node.obeys = True
     bench.wait(3)
-    assert bench.core.state.phase is JobPhase.FAILED
+    assert bench.core.state.phase is JobPhase.STOPPED
+
+
+def test_a_person_can_take_an_exclusion_back_and_the_wait_says_how():
+    """A node excluded by mistake would be lost to the job until it is begun anew."""
+    bench = running()
+    ask(bench, "exclude", "node-1")
+    bench.wait(8)
+    view = bench.core.view(bench.now)
+    assert view.phase is JobPhase.WAITING
+    assert "excluded: node-1, which `outrider include NODE` takes back" in view.waiting_for
+    ask(bench, "include", "node-1")
+    bench.wait(2)
+    assert bench.core.state.excluded == {}
+    assert bench.core.state.world == ("node-0", "node-1", "node-2")
+    assert bench.core.state.phase is JobPhase.RUNNING
+    bench.boot()
+    assert bench.core.state.excluded == {}
+
+
+def test_a_node_whose_device_is_broken_is_not_included_by_a_wish():
+    """It would be excluded again at the next look, and the person told that all is well."""
+    bench = running(spares=1)
+    bench.nodes["node-1"].breaks(FaultKind.GPU_FATAL, gpu=0, scope=Scope.GPU)
+    bench.wait(3)
+    assert "node-1" in bench.core.state.excluded
+    nodes = {node.node: node for node in bench.core.view(bench.now).nodes}
+    assert "restart its sidecar" in nodes["node-1"].unfit
+    assert nodes["node-0"].unfit is None
+    ask(bench, "include", "node-1")
+    assert "node-1" in bench.core.state.excluded
+    assert "node-1 stays left out: its sidecar says" in bench.said[-1]
+
+
+def test_joins_losses_and_recoveries_are_said():
+    """A log that is silent between a stop and the next fault leaves people guessing."""
+    bench = running()
+    assert bench.said[:3] == [f"node-{n} on host-node-{n} has joined" for n in range(3)]
+    bench.feed(LinkClosed(link=bench.nodes["node-2"].link))
+    assert bench.said[-1].startswith("node-2 is not connected any more; it is waited for")
+    bench.nodes["node-2"].dial()
+    assert bench.said[-1] == "node-2 on host-node-2 is back"
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(2)
+    bench.step(21)
+    assert re.fullmatch(
+        r"recovered in \d+\.\d s, resumed from step 20 \(incident j-0001\)", bench.said[-1]
+    )
 
 
 def test_a_person_can_take_a_node_out_of_the_job():

@@ -172,7 +172,7 @@ def test_every_bounded_label_is_there_before_anything_happened() -> None:
     for name, label, values in (
         ("outrider_faults_total", "kind", FaultKind),
         ("outrider_verdicts_total", "outcome", ("attributed", "inconclusive", "agree")),
-        ("outrider_incidents_total", "outcome", ("recovered", "superseded", "failed")),
+        ("outrider_incidents_total", "outcome", ("recovered", "superseded", "failed", "stopped")),
         ("outrider_recovery_phase_duration_seconds_count", "phase", tuple(IncidentPhase)[1:]),
     ):
         assert by(samples, name, label) == {str(value): 0 for value in values}, name

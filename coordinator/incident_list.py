@@ -1,0 +1,48 @@
+"""An incident as one row of a list: what the API answers and the command shows."""
+
+from dataclasses import dataclass
+
+from coordinator.history import kind_of
+from coordinator.incidents import Incident, IncidentPhase, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentSummary:
+    """One line of an incident list.  ``at_ns`` is wall clock, nanoseconds since the epoch."""
+
+    id: str
+    at_ns: int | None
+    generation: int
+    trigger: str
+    outcome: Outcome
+    verdict: str | None
+    kind: str | None
+    node: str | None
+    rank: int | None
+    gpu: int | None
+    reason: str
+    mode: str | None
+    recovery_s: float | None
+    steps_lost: int | None
+
+
+def summary(incident: Incident) -> IncidentSummary:
+    """Return the line of ``incident`` in a list."""
+    finding, decision = incident.finding, incident.decision
+    culprit = None if finding is None else finding.culprit
+    return IncidentSummary(
+        id=incident.id,
+        at_ns=incident.at(IncidentPhase.FAULT) or incident.at(IncidentPhase.DETECTED),
+        generation=incident.generation,
+        trigger=incident.trigger,
+        outcome=incident.outcome,
+        verdict=None if finding is None else finding.outcome,
+        kind=kind_of(incident),
+        node=None if culprit is None else culprit.node,
+        rank=None if culprit is None else culprit.rank,
+        gpu=None if culprit is None else culprit.gpu,
+        reason=(culprit.reason if culprit else "") or (finding.why if finding else ""),
+        mode=None if decision is None or decision.mode is None else decision.mode,
+        recovery_s=incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP),
+        steps_lost=incident.steps_lost,
+    )
