@@ -73,6 +73,9 @@ class Difference:
 class ReplayResult:
     """A check that ran.  Bitmaps are in the order of ``peer_ranks``.
 
+    ``job_sdc_ranks`` are those that any peer group of the job names for corruption, this one
+    included; ``sdc_bitmap`` shows the ones among these peers.
+
     ``replay_times_ms`` are each recipe's times by peer.  ``missing_guarantees`` say what this
     check could not have seen.  ``swept`` tells that suspicion made it look at everything.
     """
@@ -84,6 +87,9 @@ class ReplayResult:
     sdc_bitmap: tuple[int, ...]
     sdc_sources: tuple[str, ...]
     straggler_bitmap: tuple[int, ...]
+    job_sdc_ranks: tuple[int, ...] = ()
+    job_disagrees: bool = False
+    """Some peer group of the job, this one or another, disagrees on an exact surface."""
     straggler_sources: tuple[str, ...] = ()
     replay_times_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     differences: tuple[Difference, ...] = ()
@@ -112,7 +118,7 @@ class ReplayResult:
     @property
     def is_attributed(self) -> bool:
         """Whether the corruption has a name."""
-        return any(self.sdc_bitmap)
+        return bool(self.job_sdc_ranks) or any(self.sdc_bitmap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +155,10 @@ class SCOUTFaultReport:
     host: str = ""
 
 
-def fault_report(result: ReplayResult) -> SCOUTFaultReport | None:
+def fault_report(result: CheckResult) -> SCOUTFaultReport | None:
     """Return what ``result`` gives reason to report: corruption before slowness, or nothing."""
+    if isinstance(result, NotReady):
+        return None
     if result.has_sdc:
         wrong = [name for name, one in result.c3_results.items() if one.status != "agree"]
         first = next((name for name in wrong if name in result.sdc_sources), wrong[0])
@@ -158,8 +166,8 @@ def fault_report(result: ReplayResult) -> SCOUTFaultReport | None:
             header=result.header,
             kind=FaultKind.SDC,
             scope=Scope.RANK if result.is_attributed else Scope.PEER_GROUP,
-            failed_ranks=result.sdc_ranks,
-            suspects=result.sdc_ranks or result.peer_ranks,
+            failed_ranks=result.job_sdc_ranks or result.sdc_ranks,
+            suspects=result.job_sdc_ranks or result.sdc_ranks or result.peer_ranks,
             sources=result.sdc_sources or tuple(wrong),
             why=result.c3_results[first].why,
             evidence=tuple(_told(one) for one in result.differences),
@@ -220,5 +228,5 @@ def plain(value: object) -> Any:
     if value is None or isinstance(value, bool | float | str):
         return value
     if isinstance(value, int):  # a 128-bit digest is no JSON number everywhere
-        return value if abs(value) < 1 << 53 else f"{value:#x}"
+        return value if abs(value) < 1 << 63 else f"{value:#x}"
     raise TypeError(f"a {type(value).__name__} is not part of a report")
