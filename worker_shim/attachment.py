@@ -12,6 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, SupportsIndex, TypeVar
 
 from scout.progress import PageWriter, ProgressPageError
@@ -19,6 +20,7 @@ from worker_shim.checkpoint import AnyPath, CheckpointKind, CheckpointTracker
 from worker_shim.client import Client
 from worker_shim.instrument import Instruments
 from worker_shim.messages import (
+    FLIGHT_RECORD_SUFFIX,
     GENERATION_ENV,
     PROGRESS_PAGE_ENV,
     PROGRESS_TOKEN_ENV,
@@ -264,7 +266,10 @@ def _open_session(environment: Mapping[str, str]) -> Session:
         return Session()
     steps = StepCounter()
     page = _open_page(environment)
-    instruments = Instruments(steps, page) if page is not None else None
+    instruments = None
+    if page is not None:
+        flight_record = Path(environment[PROGRESS_PAGE_ENV] + FLIGHT_RECORD_SUFFIX)
+        instruments = Instruments(steps, page, flight_record)
     outbox = Outbox(
         client_id=f"{os.getpid()}-{secrets.token_hex(4)}",
         generation=generation,

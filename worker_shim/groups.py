@@ -12,7 +12,7 @@ Messages between two ranks have no sequence number of torch's, so they are count
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -53,7 +53,8 @@ class Position:
 class Groups:
     """The process groups that this process is a member of, and its pairs."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorded_counts: Callable[[int], Mapping[str, int]]) -> None:
+        self._recorded_counts = recorded_counts
         self._positions: weakref.WeakKeyDictionary[Any, Position] = weakref.WeakKeyDictionary()
         self._pairs: weakref.WeakKeyDictionary[Any, dict[int, Position]] = (
             weakref.WeakKeyDictionary()
@@ -90,7 +91,9 @@ class Groups:
         """Return a position that no page tells of: the peer is not known, or one too many."""
         return Position(group=0, name="", ranks=(), in_group_order=())
 
-    def sample(self, *, with_fingerprints: bool) -> tuple[int | None, list[GroupWords]]:
+    def sample(
+        self, now_ns: int, *, with_fingerprints: bool
+    ) -> tuple[int | None, list[GroupWords]]:
         """Return the default group's count, and every group's words, the default group first.
 
         For the background thread.  No group of torch's is kept alive by this.
@@ -107,8 +110,11 @@ class Groups:
             return None, []
         words: list[GroupWords] = []
         for group in [default, *others][:GROUPS_MAX]:
-            words += self._words(group, with_fingerprints)
-        return self.entered(default), words[:GROUPS_MAX]
+            words += self._words(group, now_ns, with_fingerprints)
+        count = self.entered(default)
+        if count is None and words:
+            count = self._recorded_counts(now_ns).get(words[0].name)
+        return count, words[:GROUPS_MAX]
 
     def entered(self, group: Any) -> int | None:
         """Return how many collectives of the whole group this rank entered, or None.
@@ -118,10 +124,16 @@ class Groups:
         count, position = sequence_number(group), self._positions.get(group)
         return count if count is None or position is None else count - position.besides
 
-    def _words(self, group: Any, with_fingerprints: bool) -> Iterable[GroupWords]:
+    def _words(self, group: Any, now_ns: int, with_fingerprints: bool) -> Iterable[GroupWords]:
         try:
             position = self.of(group)
         except _UNREADABLE:
+            return
+        if self.entered(group) is None:
+            # What the record says is as old as the last look at it: a count, and no fingerprint.
+            recorded = self._recorded_counts(now_ns).get(position.name, 0)
+            words = _group_words(position, None, with_fingerprints=False)
+            yield replace(words, seq=max(recorded, words.seq))
             return
         for _ in range(SAMPLE_TRIES_MAX):
             count, calls = self.entered(group), position.calls

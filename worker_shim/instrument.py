@@ -10,12 +10,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from scout.hang import Phase
 from scout.progress import PageWriter
 from worker_shim.collectives import CollectiveWatch
+from worker_shim.flight_recorder import FlightRecorder
 from worker_shim.groups import Groups
 from worker_shim.layers import LayerWatch
 from worker_shim.patching import Patches, Watcher, imported
@@ -37,10 +39,13 @@ _log: Final = logging.getLogger("outrider")
 class Instruments:
     """Everything of ours inside torch, in one process."""
 
-    def __init__(self, steps: StepCounter, page: PageWriter) -> None:
+    def __init__(
+        self, steps: StepCounter, page: PageWriter, flight_record: Path | None = None
+    ) -> None:
         self.track = Track(page, steps)
         self._page = page
-        self._groups = Groups()
+        self._flight = FlightRecorder(flight_record)
+        self._groups = Groups(self._flight.counts)
         self._patches = Patches()
         self._steps = StepWatch(self.track, steps)
         self._collectives = CollectiveWatch(self.track, self._groups)
@@ -97,8 +102,10 @@ class Instruments:
     def tick(self, now_ns: int) -> None:
         """Beat, and say where every process group stands.  For the background thread."""
         self.install()
-        count, groups = self._groups.sample(with_fingerprints=self._collectives.alive)
+        alike = self._collectives.alive
+        count, groups = self._groups.sample(now_ns, with_fingerprints=alike)
         self._page.beat(now_ns, count, groups, self.track.observe(now_ns))
+        self._flight.look(self.track.silent_ns(now_ns))
 
     def silence(self) -> None:
         """Publish nothing from now on: in a forked child the page is not ours."""

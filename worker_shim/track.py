@@ -62,6 +62,7 @@ class Track:
         self._started_ns = _now()
         self._started_entry = 0
         self._seen = (0, 0, 0, 0)
+        self._published_ns = 0
         self._limit_ns = 0
         self._detail = 0
         self._declared: list[Before] = []
@@ -121,6 +122,14 @@ class Track:
             moved_ns = now
         self._seen = (moves, entries, started_ns, moved_ns)
         return Movement(phase=phase, started_ns=started_ns, moved_ns=moved_ns)
+
+    def silent_ns(self, now: int) -> int:
+        """Return for how long nothing was seen or published, 0 while nothing ever was.
+
+        For the background thread, after `observe`.
+        """
+        last = max(self._seen[3], self._published_ns)
+        return now - last if last else 0
 
     # --- what the script says -------------------------------------------------------------
 
@@ -212,6 +221,7 @@ class Track:
     def _publish(self, now: int) -> None:
         if self.entries != self._started_entry:
             self._settle(now)
+        self._published_ns = now
         try:
             self._write(
                 self.steps.step,

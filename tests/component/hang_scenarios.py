@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import worker_shim
+from worker_shim import collectives, groups
 
 SCENARIOS: dict[str, Callable[["Rank"], None]] = {}
 FOREVER = 10_000.0
@@ -239,6 +240,16 @@ def gradients_not_shared_by_one(it: Rank) -> None:
 
 
 @scenario
+def backward_without_torch_s_counts(it: Rank) -> None:
+    """A torch whose groups do not tell their count: the Flight Recorder tells of C++'s."""
+    model = DistributedDataParallel(it.model, bucket_cap_mb=0.0001)
+    it.steps(model=model)
+    if it.is_(2):
+        it.model[0][0].weight.register_hook(lambda _: hang())
+    it.steps(100, model)
+
+
+@scenario
 def stopped_in_ddp(it: Rank) -> None:
     """A signal stops rank 3 somewhere in a step."""
     model = DistributedDataParallel(it.model)
@@ -395,6 +406,8 @@ def train(body: dict, rank: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
+    if body["scenario"] == "backward_without_torch_s_counts":
+        groups.sequence_number = collectives.sequence_number = lambda _group: None
     worker_shim.attach()
     size = len(body["pages"])
     store = dist.FileStore(str(folder / "store"), size)

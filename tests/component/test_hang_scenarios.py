@@ -21,6 +21,7 @@ from scout.hang import judge
 from scout.phases_learned import DeadlinePolicy
 from scout.snapshot import is_stuck
 from scout.verdict import Agree, Attributed, Inconclusive, Verdict
+from sidecar.evidence_format import flight_lines
 from sidecar.ranks import Worker, with_limits
 from sidecar.workers.pages import ProgressPages
 
@@ -55,6 +56,7 @@ NAMED = {
     "broadcast_without_its_root": 0,
     "gathered_objects": 1,
     "handle_that_nobody_waits_for": 1,
+    "backward_without_torch_s_counts": 2,
     "stopped_in_ddp": 3,
     "loader_s_worker_hangs": 2,
     "interpreter_held": 1,
@@ -88,6 +90,7 @@ class Run:
 
     name: str
     pages: ProgressPages
+    flight_records: list[Path]
     folder: Path
     size: int
     pids: list[int]
@@ -97,6 +100,8 @@ class Run:
     last: Verdict | None = None
     paused_at: float | None = None
     seen: tuple = ()
+    records: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Rank -> what torch's Flight Recorder held when the verdict came."""
 
     @property
     def is_over(self) -> bool:
@@ -125,6 +130,9 @@ class Run:
             self.verdict = self.last
 
     def end(self) -> None:
+        for rank, file in enumerate(self.flight_records):
+            if file.exists():
+                self.records[rank] = flight_lines(file.read_bytes())
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -145,7 +153,12 @@ class Zygote:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "TORCH_FR_BUFFER_SIZE": "200",
+            },
         )
         self.process.stdout.readline()
 
@@ -164,7 +177,9 @@ class Zygote:
         pids = json.loads(self.process.stdout.readline())
         for rank, pid in enumerate(pids):
             pages.bind(1, rank, pid)
-        return Run(name, pages, folder, size, pids, {rank: Worker() for rank in range(size)})
+        workers = {rank: Worker() for rank in range(size)}
+        records = [page.flight_record for page in made]
+        return Run(name, pages, records, folder, size, pids, workers)
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +216,16 @@ def test_the_one_who_holds_the_others_up_is_named(runs, name):
     run = runs[name]
     assert isinstance(run.verdict, Attributed), run.told()
     assert run.verdict.ranks == (NAMED[name],), run.told()
+
+
+def test_a_stall_leaves_what_torch_recorded_where_the_node_finds_it(runs):
+    """By the time somebody asks, the process may be unable to answer."""
+    run = runs["broadcast_without_its_root"]
+    for rank in (1, 2, 3):
+        assert "broadcast" in run.records[rank][-1], run.records
+        assert run.records[rank][-1].startswith("group 0 #19 ")
+    assert "broadcast" not in run.records[0][-1]
+    assert runs["one_rank_is_slower"].records.get(2, ()) == ()
 
 
 @pytest.mark.parametrize("name", NOBODY)

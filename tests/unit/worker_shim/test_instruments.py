@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import pickle
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from scout.hang import Phase
 from scout.progress import PageWriter, create_page
+from worker_shim import groups
 from worker_shim.instrument import Instruments
 from worker_shim.layers import repeated_layers
 from worker_shim.session import StepCounter
@@ -189,8 +191,8 @@ def test_a_model_is_scripted_as_if_it_had_no_hooks(inside):
 
 
 def words(inside, name="0"):
-    _, groups = inside._groups.sample(with_fingerprints=inside._collectives.alive)
-    return next(it for it in groups if it.name == name)
+    _, found = inside._groups.sample(0, with_fingerprints=inside._collectives.alive)
+    return next(it for it in found if it.name == name)
 
 
 def test_a_fingerprint_is_of_what_all_must_have_alike(inside, group):
@@ -245,6 +247,17 @@ def test_what_is_issued_outside_python_changes_the_fingerprint(inside, group):
     after = words(inside)
     assert (after.seq, after.operation) == (2, 1)
     assert after.fingerprint != before.fingerprint
+
+
+def test_a_group_that_moves_while_it_is_looked_at_tells_no_fingerprint(inside, group, monkeypatch):
+    """Its count is of one collective, its fingerprint of another: it would be the odd one out."""
+    distributed.barrier()
+    assert words(inside).fingerprint
+    numbers = itertools.count(1000)
+    monkeypatch.setattr(groups, "sequence_number", lambda _group: next(numbers))
+    torn = words(inside)
+    assert (torn.fingerprint, torn.operation) == (None, 0)
+    assert torn.seq >= 1000
 
 
 def test_a_watch_that_fails_ends_and_the_call_goes_on(inside, group, caplog, monkeypatch):
