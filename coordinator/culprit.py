@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from coordinator.exit_causes import PREEMPTED, ExitPolicy, is_preempted
 from coordinator.fault_case import TIE_NS, FaultCase, exit_reason, last_line, say, who
 from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.lost_peer import is_victim, only_waited
-from coordinator.wording import one_line, rank_list
+from coordinator.wording import natural_key, one_line, rank_list
 from scout import hang
 from scout.desync import desync
 from scout.hang import RankSnapshot
@@ -43,11 +44,14 @@ def judge(
     world: Sequence[str],
     nproc: int,
     stall_ns: int,
+    *,
+    exits: ExitPolicy | None = None,
 ) -> Finding:
     """Name the culprit of an incident, or say why nobody is named.
 
     ``world`` is the node of each group rank when it broke, ``nproc`` the workers of a node.
-    ``stall_ns`` is the silence that counts as a stall in `scout.hang.judge`.
+    ``stall_ns`` is the silence that counts as a stall in `scout.hang.judge`; ``exits`` says how a
+    scheduler ends what it takes away.
     """
     inside = [
         fault
@@ -60,6 +64,7 @@ def judge(
         world=tuple(world),
         nproc=nproc,
         stall_ns=stall_ns,
+        exits=exits or ExitPolicy(),
     )
     if not case.faults:
         return Finding(outcome="agree", basis=None, why="no node reported a fault", culprit=None)
@@ -85,6 +90,18 @@ def damaged_at(faults: Iterable[NodeFault]) -> int | None:
 def _person(case: FaultCase) -> Finding | None:
     asked = case.of(FaultKind.OPERATOR)
     return case.named(asked[0], say(asked[0], case)) if asked else None
+
+
+def _preempted(case: FaultCase) -> Finding | None:
+    """Blame nobody for what a scheduler did: its signal came before everything else that broke."""
+    if case.of(FaultKind.GPU_FATAL):
+        return None
+    own = [fault for fault in case.of(FaultKind.CRASH, FaultKind.NODE_LOST) if not is_victim(fault)]
+    if not own or not is_preempted(own[0], case.exits):
+        return None
+    taken = [fault for fault in own if is_preempted(fault, case.exits)]
+    nodes = ", ".join(sorted({fault.node for fault in taken}, key=natural_key))
+    return case.nobody(f"preempted on {nodes}: {say(own[0], case)}; nobody is to blame", PREEMPTED)
 
 
 def _hardware(case: FaultCase) -> Finding | None:
@@ -125,6 +142,8 @@ def _crash(case: FaultCase) -> Finding | None:
     own = [fault for fault in crashes if not is_victim(fault)]
     if not own:
         return None
+    # What a scheduler ends after something broke is cleaned up, not guilty.
+    own = [fault for fault in own if not is_preempted(fault, case.exits)] or own
     # A death by signal came from outside the script; an exception may be its consequence.
     suspects = [fault for fault in own if _by_signal(fault)] or own
     alike = _alike(case, suspects)
@@ -214,6 +233,7 @@ def _lost_peers_only(case: FaultCase) -> Finding | None:
 _Rule: TypeAlias = Callable[[FaultCase], Finding | None]
 _RULES: Final[tuple[_Rule, ...]] = (
     _person,
+    _preempted,
     _hardware,
     _non_finite,
     _mismatch,

@@ -7,22 +7,23 @@ This engine restarts processes only: milder requests are deepened, and a job-lev
 carried out as a process restart after every worker has stopped.  The reason says so each time.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from coordinator.backoff import BackoffPolicy
+from coordinator.exit_causes import PREEMPTED, ExitPolicy, refusal
 from coordinator.incidents import Decision, Finding, NodeFault
 from coordinator.journal_format import Restart
-from coordinator.wording import one_line, output_line
 from sidecar.api import FaultKind
 from worker_shim.messages import RestartMode
 
 OPERATOR_CAUSE: Final = "operator"
 """Cause of a restart that a person asked for; it is not charged to any budget."""
 
-USAGE_EXIT_CODE: Final = 2
-"""What Python exits with for a missing script and argparse for arguments it does not know."""
+PREEMPTIONS_MAX: Final = 20
+"""Preemptions without a newer checkpoint before the job is given up: it then runs nowhere long
+enough to be worth its start."""
 
 _HARDWARE: Final = frozenset({FaultKind.GPU_FATAL})
 """Faults that stay with the node: giving it a rank again would break the next run too.
@@ -30,11 +31,6 @@ _HARDWARE: Final = frozenset({FaultKind.GPU_FATAL})
 A lost node is not among them: while it is away it gets no rank anyway, and a sidecar that comes
 back is as good as any other.
 """
-
-_STARTUP_ERROR: Final = re.compile(
-    r"^\s*(?:\w+\.)*(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)\b"
-    r"|^\S+: error: |can't open file",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +46,8 @@ class RestartPolicy:
     retries_max: int = 10
     window_s: float = 3600.0
     identical_max: int = 3
+    exits: ExitPolicy = field(default_factory=ExitPolicy)
+    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
 
 
 def cause_of(finding: Finding | None, checkpoint_step: int | None) -> str:
@@ -61,10 +59,17 @@ def cause_of(finding: Finding | None, checkpoint_step: int | None) -> str:
     if finding is None:
         return OPERATOR_CAUSE
     origin = "start" if checkpoint_step is None else str(checkpoint_step)
+    if finding.outcome == PREEMPTED:
+        return f"{PREEMPTED}@{origin}"
     if finding.culprit is None:
         return f"{finding.outcome}::@{origin}"
     culprit = finding.culprit
     return f"{culprit.kind}:{culprit.node}:{culprit.reason}@{origin}"
+
+
+def is_charged(restart: Restart) -> bool:
+    """Return True for a restart that counts: nobody asked for it, and no scheduler caused it."""
+    return restart.cause != OPERATOR_CAUSE and not restart.cause.startswith(f"{PREEMPTED}@")
 
 
 def decide(
@@ -88,48 +93,17 @@ def decide(
     if finding is None:
         return Decision(mode=RestartMode.PROCESS, reason=_depth("a person asked", requested))
     exclude = _unfit_nodes(finding, faults)
-    refusal = (
-        _startup_refusal(finding, faults, stepped=stepped)
+    refused = (
+        refusal(policy.exits, finding, faults, stepped=stepped)
         or _repetition_refusal(policy, history, finding, checkpoint_step)
         or _budget_refusal(policy, history, finding, now_ns)
     )
-    if refusal is not None:
-        return Decision(mode=None, reason=refusal, exclude_nodes=exclude)
+    if refused is not None:
+        return Decision(mode=None, reason=refused, exclude_nodes=exclude)
     reason = _depth(finding.why, requested)
     if exclude:
         reason += f"; left out: {', '.join(exclude)}"
     return Decision(mode=RestartMode.PROCESS, reason=reason, exclude_nodes=exclude)
-
-
-def _startup_refusal(finding: Finding, faults: Sequence[NodeFault], *, stepped: bool) -> str | None:
-    """Say why a user's start-up error is not restarted, or None when it is not one."""
-    if stepped:
-        return None
-    crashes = [fault for fault in faults if fault.report.kind is FaultKind.CRASH]
-    culprit = finding.culprit
-    if culprit is not None:
-        if culprit.kind is not FaultKind.CRASH:
-            return None
-        crashes = [fault for fault in crashes if _is_of(fault, culprit.node, culprit.rank)]
-    for fault in sorted(crashes, key=lambda crash: crash.at_ns):
-        line = _startup_line(fault)
-        if line is not None:
-            return (
-                f"the script failed on {fault.node} before its first step, and starting it again "
-                f"would fail the same way: {line}"
-            )
-    return None
-
-
-def _startup_line(fault: NodeFault) -> str | None:
-    """Return the line that tells the start-up error, or None when the crash is of another kind."""
-    report = fault.report
-    lines = [output_line(line) for line in report.evidence if line.strip()]
-    telling = next((line for line in reversed(lines) if _STARTUP_ERROR.search(line)), None)
-    by_code = report.exit is not None and report.exit.code == USAGE_EXIT_CODE
-    if telling is None and not by_code:
-        return None
-    return telling or (lines[-1] if lines else one_line(report.message) or str(report.exit))
 
 
 def _repetition_refusal(
@@ -140,6 +114,8 @@ def _repetition_refusal(
 ) -> str | None:
     cause = cause_of(finding, checkpoint_step)
     times = 1 + sum(restart.cause == cause for restart in history)
+    if finding.outcome == PREEMPTED:
+        return _preempted_too_often(times, finding)
     if times < policy.identical_max:
         return None
     origin = "the start" if checkpoint_step is None else f"step {checkpoint_step}"
@@ -147,13 +123,19 @@ def _repetition_refusal(
     return f"the same failure from the same checkpoint {count} (from {origin}): {finding.why}"
 
 
+def _preempted_too_often(times: int, finding: Finding) -> str | None:
+    if times <= PREEMPTIONS_MAX:
+        return None
+    return f"preempted {times} times without a newer checkpoint: {finding.why}"
+
+
 def _budget_refusal(
     policy: RestartPolicy, history: Sequence[Restart], finding: Finding, now_ns: int
 ) -> str | None:
     # A restart stamped in the future was decided before the clock was set back: it still counts.
     since_ns = now_ns - round(policy.window_s * 1e9)
-    spent = sum(item.at_ns > since_ns and item.cause != OPERATOR_CAUSE for item in history)
-    if spent < policy.retries_max:
+    spent = sum(item.at_ns > since_ns and is_charged(item) for item in history)
+    if finding.outcome == PREEMPTED or spent < policy.retries_max:
         return None
     if policy.retries_max == 0:
         return f"no restart is allowed (jobMaxRetryCount is 0): {finding.why}"
@@ -179,7 +161,3 @@ def _depth(why: str, requested: RestartMode | None) -> str:
             return f"process restart instead of the {requested} asked for, the mildest here: {why}"
         case RestartMode.JOB:
             return f"{requested} asked for, done as a process restart once all have stopped: {why}"
-
-
-def _is_of(fault: NodeFault, node: str, rank: int | None) -> bool:
-    return fault.node == node and (rank is None or fault.report.rank in (None, rank))

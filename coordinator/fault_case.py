@@ -6,10 +6,11 @@ nobody.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from coordinator.exit_causes import ExitPolicy
 from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.wording import one_line, output_line, rank_list, signal_name
 from scout.hang import RankSnapshot
@@ -46,6 +47,7 @@ class FaultCase:
     world: tuple[str, ...]
     nproc: int
     stall_ns: int
+    exits: ExitPolicy = field(default_factory=ExitPolicy)
 
     @property
     def world_size(self) -> int:

@@ -46,6 +46,8 @@ class DurableState:
     phase: JobPhase = JobPhase.WAITING
     generation: int = 0
     topology_version: int = 0
+    began_ns: int = 0
+    """When the first generation was given out (wall clock), 0 before it."""
     world: tuple[str, ...] = ()
     """Node of each group rank."""
     excluded: dict[str, str] = field(default_factory=dict)

@@ -56,8 +56,8 @@ class Memory:
         """Go to ``phase``, which must be allowed to follow."""
         self.change(replace(self.state, phase=advance(self.state.phase, phase)))
 
-    def world_given(self, world: tuple[str, ...]) -> None:
-        """Begin the next generation with these nodes."""
+    def world_given(self, world: tuple[str, ...], now_ns: int) -> None:
+        """Begin the next generation with these nodes; ``now_ns`` is the wall clock."""
         changed = world != self.state.world
         self.change(
             replace(
@@ -65,6 +65,7 @@ class Memory:
                 generation=self.state.generation + 1,
                 topology_version=self.state.topology_version + changed,
                 world=world,
+                began_ns=self.state.began_ns or now_ns,
             )
         )
 

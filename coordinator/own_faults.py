@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from coordinator.exit_causes import NODE_LEFT
 from scout.clock import SECOND
 from sidecar.api import FaultKind, FaultReport, RankStatus, Scope
 
@@ -15,6 +16,12 @@ def node_lost(node: str, why: str, silent_ns: int) -> FaultReport:
     """A node is gone, with whatever ran on it; it was last there ``silent_ns`` ago."""
     report = _own(FaultKind.NODE_LOST, Scope.NODE, "NodeLost", f"{node} is lost: {why}")
     return replace(report, age_ns=silent_ns)
+
+
+def node_left(node: str) -> FaultReport:
+    """A node's sidecar was told to end, as by a scheduler that wants the node."""
+    message = f"{node} leaves: its sidecar was told to end"
+    return _own(FaultKind.NODE_LOST, Scope.NODE, NODE_LEFT, message)
 
 
 def startup_timeout(silent: int, limit_s: float) -> FaultReport:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from coordinator import culprit, own_faults, recovery
+from coordinator import culprit, deadlines, own_faults, recovery
 from coordinator.desk import Desk, broken_device, is_idle, is_ready
 from coordinator.events import Effect, Say
 from coordinator.evidence import with_evidence
@@ -41,6 +41,9 @@ def go_on(desk: Desk, now: Instant) -> list[Effect]:
     effects: list[Effect] = []
     if not desk.state.phase.terminal:
         _note_losses(desk, now)
+        overdue = deadlines.overdue(desk.settings, desk.state, desk.wall(now))
+        if overdue is not None:
+            effects += desk.end(JobPhase.FAILED, overdue, now)
     for _ in JobPhase:
         phase = desk.state.phase
         if not phase.terminal:
@@ -132,7 +135,7 @@ def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
         if view.status is not None:  # no node may refuse the next generation as one it has seen
             seen = max(view.status.generation, view.status.stopped_generation)
             desk.memory.generation_seen(seen)
-    desk.memory.world_given(given.world)
+    desk.memory.world_given(given.world, desk.wall(now))
     desk.ledger.begin(desk.state.generation, choices)
     desk.memory.checkpoints_complete(desk.ledger.pointers())
     desk.enter(JobPhase.STARTING, now)
@@ -174,6 +177,9 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     if len(known) < desk.settings.nnodes:
         return []  # a restarted coordinator waits for its nodes to dial in
     for view, status in known:
+        if status.state is AgentState.SHUTDOWN:
+            desk.fault(view.node, own_faults.node_left(view.node), now)
+            return []
         if status.generation != desk.state.generation:
             desk.lost(view, own_faults.SIDECAR_RESTARTED, now)
             return []
@@ -273,6 +279,7 @@ def _judge(
         world,
         settings.nproc_per_node,
         seconds(settings.stall_timeout_s),
+        exits=settings.restart.exits,
     )
 
 

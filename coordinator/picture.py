@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from coordinator.checkpoint_choice import PendingCheckpoint
-from coordinator.escalation import OPERATOR_CAUSE
+from coordinator.escalation import is_charged
 from coordinator.incidents import RankPlace
 from coordinator.journal_format import DurableState
 from coordinator.membership import Membership, NodeView
@@ -30,9 +30,7 @@ def picture(
     ``unfit`` says what speaks against a node at this moment, None when nothing does.
     """
     window_ns = round(settings.restart.window_s * SECOND)
-    spent = sum(
-        item.at_ns > now_ns - window_ns and item.cause != OPERATOR_CAUSE for item in state.restarts
-    )
+    spent = sum(item.at_ns > now_ns - window_ns and is_charged(item) for item in state.restarts)
     group_ranks = {node: group_rank for group_rank, node in enumerate(state.world)}
     return JobView(
         job=settings.job,

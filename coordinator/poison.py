@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from coordinator.exit_causes import PREEMPTED
 from coordinator.fault_case import last_line
 from coordinator.incidents import Incident, NodeFault
 from coordinator.wording import one_line
@@ -81,7 +82,11 @@ def sighting_of(
 ) -> Sighting | None:
     """Return what is to be remembered of ``incident``, or None when its cause is known."""
     finding = incident.finding
-    if finding is None or any(it.report.kind is FaultKind.OPERATOR for it in incident.faults):
+    if (
+        finding is None
+        or finding.outcome == PREEMPTED
+        or any(it.report.kind is FaultKind.OPERATOR for it in incident.faults)
+    ):
         return None
     culprit = finding.culprit
     if culprit is None:

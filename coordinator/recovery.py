@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from coordinator import culprit, escalation, poison
+from coordinator import backoff, culprit, escalation, poison
 from coordinator.checkpoint_choice import CheckpointLedger
 from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident, NodeFault
 from coordinator.journal_format import DurableState, Restart
@@ -76,6 +76,11 @@ def resolve(
     if asked:
         decision = _as_asked(decision, asked)
     decision = _as_ruled(decision, ruling, choices)
+    if not asked and decision.mode is not None:
+        before = backoff.repeated(state.restarts, escalation.cause_of(judged, step))
+        draw = backoff.draw(incident.job, incident.id)
+        pause_s = backoff.pause_s(settings.restart.backoff, before, draw)
+        decision = replace(decision, backoff_s=pause_s)
     excluded = {**state.excluded, **dict.fromkeys(decision.exclude_nodes, decision.reason)}
     restarts = state.restarts
     if decision.mode is not None:

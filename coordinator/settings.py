@@ -45,6 +45,12 @@ class JobSettings:
     startup_deadline_s: float = 1800.0
     """Longest wait for the first step of a rank that attached: reading a large model and compiling
     it takes minutes, and a start that hangs must not hang for ever."""
+    active_deadline_s: float | None = None
+    """Longest time from the job's first start to its end; None is none."""
+    fault_deadline_s: float | None = None
+    """Longest time from a fault to the first step after it; None is none."""
+    ttl_s: float | None = None
+    """How long the finished job can still be looked at; None leaves it to the command line."""
     stop_grace_s: float = 0.0
     """Between a polite signal and SIGKILL.  After a fault nothing is gained by politeness."""
     stop_timeout_s: float = 20.0

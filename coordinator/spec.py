@@ -13,7 +13,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from coordinator.backoff import BackoffPolicy
 from coordinator.escalation import RestartPolicy
+from coordinator.exit_causes import ExitPolicy, exit_number
 from coordinator.membership import NODES_MAX
 from coordinator.settings import JobSettings
 from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
@@ -113,6 +115,42 @@ class ProgressPolicy(
     evidence_budget_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
 
 
+class ExitPolicySpec(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """What exit statuses decide, and how long a restart that repeats waits.
+
+    A status is an exit code from 0 to 255 or a signal's name.
+    """
+
+    never_restart: tuple[int | str, ...] = ()
+    always_restart: tuple[int | str, ...] = ()
+    preempted: tuple[int | str, ...] = ("SIGTERM",)
+    backoff_seconds: Annotated[float, Meta(ge=0, le=3600)] = BackoffPolicy().first_s
+    backoff_max_seconds: Annotated[float, Meta(ge=0, le=86_400)] = BackoffPolicy().most_s
+
+    def __post_init__(self) -> None:
+        owners: dict[int, str] = {}
+        for field in ("never_restart", "always_restart", "preempted"):
+            head, *tail = field.split("_")
+            name = head + "".join(part.title() for part in tail)
+            for index, value in enumerate(getattr(self, field)):
+                try:
+                    number = exit_number(value)
+                except ValueError as error:
+                    raise refusal(f"{name}[{index}]", str(error)) from None
+                if owners.setdefault(number, name) != name:
+                    raise refusal(f"{name}[{index}]", f"{value} stands in {owners[number]} too")
+
+    def exits(self) -> ExitPolicy:
+        """Return what exit statuses decide."""
+        return ExitPolicy(
+            never=frozenset(map(exit_number, self.never_restart)),
+            always=frozenset(map(exit_number, self.always_restart)),
+            preempted=frozenset(map(exit_number, self.preempted)),
+        )
+
+
 class NodePolicy(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
@@ -138,6 +176,7 @@ class JobSpec(
     run_policy: RunPolicy = RunPolicy()
     progress_policy: ProgressPolicy = ProgressPolicy()
     node_policy: NodePolicy = NodePolicy()
+    exit_policy: ExitPolicySpec = ExitPolicySpec()
 
     def __post_init__(self) -> None:
         if _workers(self.nproc_per_node) is None:
@@ -184,6 +223,11 @@ class JobSpec(
             restart=RestartPolicy(
                 retries_max=run.job_max_retry_count,
                 window_s=run.restart_policy.eval_period_seconds,
+                exits=self.exit_policy.exits(),
+                backoff=BackoffPolicy(
+                    first_s=self.exit_policy.backoff_seconds,
+                    most_s=self.exit_policy.backoff_max_seconds,
+                ),
             ),
             stall_timeout_s=progress.stall_timeout_seconds,
             stall_timeout_min_s=progress.stall_timeout_min_seconds,
@@ -194,6 +238,9 @@ class JobSpec(
             lease_s=nodes.lease_seconds,
             wait_for_nodes_s=nodes.wait_for_nodes_seconds,
             startup_deadline_s=run.startup_deadline_seconds,
+            active_deadline_s=run.active_deadline_seconds,
+            fault_deadline_s=run.fault_deadline_seconds,
+            ttl_s=run.ttl_seconds_after_finished,
         )
 
     def unsupported(self) -> tuple[str, ...]:
@@ -216,15 +263,6 @@ class JobSpec(
             "nodes does not change": restart.scale_up_snooze_time_in_seconds is not None,
             "runPolicy.cleanPodPolicy is not acted on: no pods are made": (
                 run.clean_pod_policy is not None
-            ),
-            "runPolicy.activeDeadlineSeconds is not acted on: a job may run for any time": (
-                run.active_deadline_seconds is not None
-            ),
-            "runPolicy.faultDeadlineSeconds is not acted on: a stop has its own time limit": (
-                run.fault_deadline_seconds is not None
-            ),
-            "runPolicy.ttlSecondsAfterFinished is not acted on: a job's records are kept": (
-                run.ttl_seconds_after_finished is not None
             ),
             "runPolicy.workloadMode is not acted on: the number of nodes does not change": (
                 run.workload_mode is not None

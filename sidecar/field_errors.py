@@ -24,7 +24,7 @@ _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTAL
 _MISSING: Final = re.compile(r"^Object missing required field `(.*)`$")
 _EXPECTED: Final = re.compile(r"^Expected (?P<wanted>.*?)(?:, got `(?P<found>\w+)`)?$", re.DOTALL)
 _OWN: Final = re.compile(
-    r"^(?P<field>[a-z][A-Za-z]*(?:\[\d+\]\.[A-Za-z]+)?): (?P<reason>.*)$", re.DOTALL
+    r"^(?P<field>[a-z][A-Za-z]*(?:\[\d+\](?:\.[A-Za-z]+)?)?): (?P<reason>.*)$", re.DOTALL
 )
 """How a type's own check names the field it refuses."""
 _KINDS: Final[Mapping[str, str]] = {

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.cli.arguments import (
     DEFAULT_PORT,
@@ -25,6 +25,10 @@ if TYPE_CHECKING:  # the real imports wait until the command line is known to be
     from coordinator.settings import JobSettings
 
 log = logging.getLogger("outrider.coordinator")
+
+LINGER_DEFAULT_S: Final = 60.0
+"""Some scrapes of Prometheus."""
+FOR_EVER_S: Final = 10 * 365 * 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--linger",
         type=seconds,
-        default=60.0,
         metavar="SECONDS",
-        help="how long the ended job can still be looked at and scraped (default: 60)",
+        help="how long the ended job can still be looked at and scraped (default: the job spec's "
+        "ttlSecondsAfterFinished, or 60)",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
 
@@ -101,13 +105,22 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         token=token,
         allow_insecure_bind=args.allow_insecure_bind,
-        linger_s=args.linger,
+        linger_s=_linger(args.linger, settings.ttl_s),
     )
 
     def main(stop: asyncio.Event) -> Coroutine[Any, Any, int]:
         return worded(run_coordinator(config, stop))
 
     return run_until_signal(main, sigterm=0)
+
+
+def _linger(given: float | None, ttl_s: float | None) -> float:
+    """Return how long the ended job can still be looked at; -1 in the spec is for ever."""
+    if given is not None:
+        return given
+    if ttl_s is None:
+        return LINGER_DEFAULT_S
+    return FOR_EVER_S if ttl_s < 0 else ttl_s
 
 
 async def worded(work: Coroutine[Any, Any, int]) -> int:

@@ -7,7 +7,7 @@ ever came before its eyes.
 from collections import Counter, defaultdict
 from typing import Final
 
-from coordinator.escalation import OPERATOR_CAUSE
+from coordinator.escalation import is_charged
 from coordinator.journal_format import DurableState
 from sidecar.api import Command, FaultKind, Start, StatusReport, Upward
 from tests.simulation.cluster import Cluster
@@ -121,7 +121,7 @@ class Checkers:
             f"{before.generation}/{before.topology_version} became "
             f"{state.generation}/{state.topology_version}",
         )
-        charged = sum(restart.cause != OPERATOR_CAUSE for restart in state.restarts)
+        charged = sum(is_charged(restart) for restart in state.restarts)
         limit = self._cluster.settings.restart.retries_max
         self._check("restarts stay within the budget", charged <= limit, f"{charged} of {limit}")
 

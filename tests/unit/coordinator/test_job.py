@@ -992,3 +992,46 @@ def test_the_same_crash_on_node_after_node_ends_with_the_sentence_about_the_scri
     assert bench.core.state.phase is JobPhase.FAILED
     assert "it is the script or its data, not a node" in bench.core.state.outcome_reason
     assert list(bench.core.state.excluded) == ["node-1"]
+
+
+def test_a_preempted_node_costs_nothing_and_the_spare_goes_on():
+    """A scheduler's wish is neither the node's fault nor the job's."""
+    bench = running(spares=1)
+    bench.nodes["node-1"].tell(state=AgentState.SHUTDOWN)
+    bench.nodes["node-1"].obeys = False
+    bench.feed(LinkClosed(link=bench.nodes["node-1"].link))
+    bench.wait(40)
+    assert bench.core.state.world == ("node-0", "node-3", "node-2")
+    bench.step(26)
+    incident = bench.incident()
+    assert (incident.finding.outcome, incident.outcome) == ("preempted", Outcome.RECOVERED)
+    assert bench.core.state.excluded == {}
+    view = bench.core.view(bench.now)
+    assert (view.restarts_total, view.restart_budget_remaining) == (1, 10)
+
+
+def test_restarts_without_progress_wait_longer_and_longer():
+    """A crash loop of seconds hammers the storage that it waits for."""
+    bench = running()
+    pauses = []
+    for number in range(1, 4):
+        line = f"OSError: attempt {chr(96 + number)} failed"
+        cause = {"exit": ExitCause(code=1), "evidence": (line,)}
+        bench.nodes[f"node-{number % 3}"].breaks(FaultKind.CRASH, **cause)
+        bench.wait(5)
+        pauses.append(bench.core.state.open_incident.decision.backoff_s)
+        bench.step(25)
+    assert pauses[0] == 0
+    assert 0 < pauses[1] <= 1
+    assert 0 < pauses[2] <= 2
+
+
+def test_the_jobs_own_deadline_ends_it():
+    """A job that runs into the next one's reservation loses what it did since its checkpoint."""
+    bench = running(active_deadline_s=100.0)
+    bench.wait(90)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    bench.wait(12)
+    assert bench.core.state.phase is JobPhase.FAILED
+    assert "activeDeadlineSeconds" in bench.core.state.outcome_reason
+    assert any(isinstance(command, Shutdown) for _, command in bench.sent)

@@ -109,8 +109,24 @@ def test_what_is_read_and_not_acted_on_is_said():
         "  ttlSecondsAfterFinished: -1, restartPolicy: {maxFullJobRestarts: 1,\n"
         "  maxNumRepeatOffendersToAvoid: 1, scaleUpSnoozeTimeInSeconds: 1}}\n"
     )
-    assert len(others.unsupported()) == 7
+    assert len(others.unsupported()) == 4
+    settings = others.settings()
+    assert (settings.active_deadline_s, settings.fault_deadline_s, settings.ttl_s) == (1, 1, -1)
     assert spec_of("nprocPerNode: 1\n").unsupported() == ()
+
+
+def test_exit_statuses_are_written_as_codes_and_signals():
+    """A code that stands in two lists would mean what the reader of one of them does not expect."""
+    text = "exitPolicy: {neverRestart: [93], alwaysRestart: [3], preempted: [SIGTERM, SIGUSR2]}\n"
+    exits = spec_of(text).settings().restart.exits
+    assert (exits.never, exits.always, exits.preempted) == ({93}, {3}, {-15, -12})
+    twice = "exitPolicy: {neverRestart: [93], alwaysRestart: [3, 93]}\n"
+    assert refused(BARE + twice).endswith(
+        "exitPolicy.alwaysRestart[1]: 93 stands in neverRestart too"
+    )
+    assert "exitPolicy.preempted[0]: 'SIGNOPE' is neither" in refused(
+        BARE + "exitPolicy: {preempted: [SIGNOPE]}\n"
+    )
 
 
 def test_auto_is_one_worker_unless_the_command_line_says_otherwise():
@@ -142,7 +158,7 @@ def test_auto_is_one_worker_unless_the_command_line_says_otherwise():
             "elasticPolicy: {}",
             (
                 "job.yaml: elasticPolicy: this field does not exist; the fields here are name, "
-                "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy"
+                "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy, exitPolicy"
             ),
         ),
         (
