@@ -16,6 +16,7 @@ from sidecar.given_files import GivenFileError, read_given_text
 from sidecar.hardware.catalogue import CODE_MAX, XidOverride, shipped
 from sidecar.hardware.node_file import HealthSection, HealthSectionError
 from sidecar.hardware.pci import normalise_pci
+from sidecar.logs.rules_file import RulesFileError, read_rules_file
 from sidecar.names import host_problem, labels_problem, name_problem, shown, url_problem
 from sidecar.strict_yaml import YamlError, load_yaml
 from sidecar.workers.command import CommandError, WorkerCommand
@@ -53,9 +54,11 @@ class NodeConfig(
     ``runDir`` holds the workers' socket. ``kernelLog`` is a file to follow instead of
     ``/dev/kmsg``; ``gpus`` names devices where NVML cannot; ``xids`` replaces severity or
     action of a code in the shipped catalogue; ``health`` holds limits of the hardware's
-    judgement and further sources of it. ``tokenFile`` holds the bearer token that guards the
-    API and is shown to the coordinator. ``warmWorkers`` keeps a process that has imported
-    ``warmModules`` (torch's own by default), from which a restart forks its workers.
+    judgement and further sources of it. ``logRules`` is a file of log rules beside the job's,
+    read again when it is edited; where both have a name, the node's rule holds. ``tokenFile``
+    holds the bearer token that guards the API and is shown to the coordinator. ``warmWorkers``
+    keeps a process that has imported ``warmModules`` (torch's own by default), from which a
+    restart forks its workers.
     """
 
     node_name: str
@@ -74,6 +77,7 @@ class NodeConfig(
     gpus: tuple[GpuAddress, ...] = ()
     xids: dict[Annotated[int, msgspec.Meta(ge=1, le=CODE_MAX)], XidOverride] = {}
     health: HealthSection = HealthSection()
+    log_rules: str | None = None
     token_file: str | None = None
     module: bool = False
     no_python: bool = False
@@ -137,6 +141,11 @@ def check_node_config(config: NodeConfig) -> None:
         raise ConfigError(f"health.{error}") from None
     if config.kernel_log is not None and Path(config.kernel_log).is_dir():
         raise ConfigError(f"kernelLog: {config.kernel_log} is a directory, not a log file")
+    if config.log_rules is not None:
+        try:
+            read_rules_file(Path(config.log_rules))
+        except RulesFileError as error:
+            raise ConfigError(f"logRules: {error}") from None
     token = read_token(config)
     if token is None and config.http_host not in (LOOPBACK, "localhost", "::1"):
         raise ConfigError(

@@ -43,7 +43,6 @@ from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.inspection import by_rank
 from sidecar.live_numbers import LiveNumbers
-from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
 from sidecar.loop_lag import LoopLag
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
 from sidecar.startup import (
@@ -54,6 +53,7 @@ from sidecar.startup import (
     cannot_make_socket,
     introduction,
     launch_settings,
+    log_watch,
     node_watch,
     prepare,
 )
@@ -138,7 +138,7 @@ class _Sidecar:
             helpers=self._helpers,
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
-        self._logs = LogWatcher(self.put, monotonic, socket_path.with_name(POSITIONS_NAME))
+        self._logs, self._rules_file = log_watch(config, self.put)
         self._lag = LoopLag()
         live = LiveNumbers(self._logs, self._pages, self._lag)
         self.metrics = Exposition(NodeCollector(config.job, agent_version(), self, live)).text
@@ -176,6 +176,8 @@ class _Sidecar:
             self._warm.begin(self._config.warm_modules)
         self._spawn_task(self._lag.measure())
         self._spawn_task(self._hardware.run())
+        if self._rules_file is not None:
+            self._spawn_task(self._rules_file.run())
         self._spawn_task(self._launcher.collect_strays())
         log.info("node %s: API on %s:%d", self._config.node_name, self._config.http_host, http_port)
         await self._wait_for_end(stop)

@@ -11,13 +11,16 @@ from typing import Final
 from sidecar.agent import AgentConfig
 from sidecar.api import PROTOCOL_VERSION, Hello
 from sidecar.config import NodeConfig, check_node_config
-from sidecar.events import HardwareFinding, HardwareRecovered, ProcessNote
+from sidecar.drive import monotonic
+from sidecar.events import HardwareFinding, HardwareRecovered, LogFinding, ProcessNote
 from sidecar.file_limit import allow_files
 from sidecar.given_files import system_reason
 from sidecar.hardware.catalogue import shipped
 from sidecar.hardware.kernel_log import KMSG
 from sidecar.hardware.node_watch import NodeWatch
 from sidecar.hardware.nvml import GpuInventory
+from sidecar.logs.rules_file import RulesFile, RulesFileError, read_rules_file
+from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
 from sidecar.workers.launcher import LaunchSettings
 from sidecar.workers.marks import SidecarMark
 
@@ -141,3 +144,24 @@ def node_watch(
         cursor=config.socket_path().with_name(CURSOR_NAME),
         owner=owner,
     )
+
+
+def log_watch(
+    config: NodeConfig, emit: Callable[[LogFinding], None]
+) -> tuple[LogWatcher, RulesFile | None]:
+    """Return the watch over the workers' output, and that over the node's own file of rules.
+
+    Raises `SidecarError` when that file cannot be used.
+    """
+    path = None if config.log_rules is None else Path(config.log_rules)
+    try:
+        rules = () if path is None else read_rules_file(path)
+    except RulesFileError as error:
+        raise SidecarError(f"logRules: {error}") from None
+    logs = LogWatcher(
+        emit,
+        monotonic,
+        config.socket_path().with_name(POSITIONS_NAME),
+        node_rules=rules,
+    )
+    return logs, None if path is None else RulesFile(path, logs.set_node_rules)

@@ -52,6 +52,7 @@ OPTION_OF_FIELD: Final = {
     "logDir": "--log-dir",
     "runDir": "--run-dir",
     "kernelLog": "--kernel-log",
+    "logRules": "--log-rules",
     "tokenFile": "--token-file",
     "job": "--job",
 }
@@ -108,6 +109,11 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
     )
     node.add_argument(
         "--kernel-log", metavar="FILE", help="kernel log to follow instead of /dev/kmsg"
+    )
+    node.add_argument(
+        "--log-rules",
+        metavar="FILE",
+        help="log rules of this node beside the job's; read again when the file is edited",
     )
     node.add_argument(
         "--http-host", default="127.0.0.1", metavar="ADDR", help="where its own API listens"
@@ -249,6 +255,7 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         log_dir=args.log_dir,
         run_dir=str(args.run_dir),
         kernel_log=args.kernel_log,
+        log_rules=args.log_rules,
         gpus=tuple(GpuAddress(index=index, pci=pci) for index, pci in args.gpu),
         token_file=None if args.token_file is None else str(args.token_file),
         module=args.module,

@@ -7,7 +7,7 @@ nor clocks: lines and instants come in.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from scout.clock import Instant
@@ -60,39 +60,46 @@ class LogEvaluator:
         """
         self._place = place or Place()
         self._node = node or NodeView()
-        self._watches = [
-            self._watch(rule)
-            for rule in rules
-            if rule.phase is None and self._place.concerns(rule.rank_scope)
-        ]
-        self._phase_rules = [rule for rule in rules if rule.phase is not None]
+        self._watches: list[Watch] = []
+        self._phase_rules: list[LogRule] = []
         self.phases = Phases()
         self._node.phases.append(self.phases)
         self._silence = Silence(now, self._place, self._node, self.phases)
-        self._joins = any(watch.rule.join_indented for watch in self._watches)
-        self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
-        self._timed = tuple(watch for watch in self._watches if watch.rule.is_timed)
         self._records: dict[int, IndentedRecords] = {}
         self._on_extracted = on_extracted
         self._on_hits = on_hits
         self._last_step: int | None = None
-        self._looked_at = -1
         self._due: Instant | None = None
         self.matches: Counter[str] = Counter() if matches is None else matches
         """Lines that matched each rule."""
         self.series: dict[str, Extracted] = {}
         """The newest value of each metric that a rule's named groups hold."""
+        self._arrange(frozenset(), rules, None)
 
     def add(self, rules: Sequence[LogRule]) -> None:
         """Judge by further rules from the next line on."""
-        if not rules:
-            return
-        self._watches += [
-            self._watch(rule)
-            for rule in rules
-            if rule.phase is None and self._place.concerns(rule.rank_scope)
-        ]
-        self._phase_rules += [rule for rule in rules if rule.phase is not None]
+        if rules:
+            self._arrange(frozenset(), rules, None)
+
+    def swap(self, gone: frozenset[str], fresh: Sequence[LogRule], now: Instant) -> None:
+        """Judge by other rules from the next line on; the ``fresh`` ones count from ``now``.
+
+        What the node as a whole knows of those that are ``gone`` is for it to forget first.
+        """
+        for rule in self._phase_rules:
+            if rule.name in gone:
+                self.phases.end(rule.name, now)
+        self._arrange(gone, fresh, now)
+
+    def _arrange(
+        self, gone: frozenset[str], fresh: Iterable[LogRule], began: Instant | None
+    ) -> None:
+        ours = [rule for rule in fresh if self._place.concerns(rule.rank_scope)]
+        kept = [watch for watch in self._watches if watch.rule.name not in gone]
+        # In one assignment: the loop may ask for the states meanwhile.
+        self._watches = [*kept, *(self._watch(rule, began) for rule in ours if rule.phase is None)]
+        phases = [rule for rule in self._phase_rules if rule.name not in gone]
+        self._phase_rules = [*phases, *(rule for rule in ours if rule.phase is not None)]
         self._joins = any(watch.rule.join_indented for watch in self._watches)
         self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
         self._timed = tuple(watch for watch in self._watches if watch.rule.is_timed)
@@ -153,6 +160,11 @@ class LogEvaluator:
         self._node.changes += 1
 
     @property
+    def node(self) -> NodeView:
+        """What all ranks of the node share."""
+        return self._node
+
+    @property
     def rank(self) -> int:
         """The rank in the job whose output this is."""
         return self._place.rank
@@ -172,10 +184,11 @@ class LogEvaluator:
         """The worst state of all rules; WAITING when there are none."""
         return worst([watch.state for watch in self._watches])
 
-    def _watch(self, rule: LogRule) -> Watch:
+    def _watch(self, rule: LogRule, began: Instant | None = None) -> Watch:
+        watch = Watch(rule=rule, began=began)
         if rule.rank_scope is RankScope.ANY:
-            return self._node.shared.setdefault(rule.name, Watch(rule=rule))
-        return Watch(rule=rule)
+            return self._node.shared.setdefault(rule.name, watch)
+        return watch
 
     # --- a block ------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ class _Open:
     has_size: bool
     """A pipe has none, so its size says nothing."""
     reads_without_news: int = 0
+    looked_at_mtime_ns: int = -1
+    """When the file was last written to, at the last look that found nothing to read."""
 
     def next_bytes(self) -> bytes:
         return os.pread(self.fd, CHUNK_BYTES_MAX, self.offset)
@@ -109,10 +111,10 @@ class FollowedFile:
     def read_block(self) -> Block:
         """Return the same as one block."""
         self.behind = False
-        if self._open is not None and self._late is None and self._is_unchanged(self._open):
-            self.idle_reads += 1
-            return _NOTHING
         try:
+            if self._open is not None and self._late is None and self._is_unchanged(self._open):
+                self.idle_reads += 1
+                return _NOTHING
             block = self._read_late() or self._read()
         except OSError as error:
             self._fail(error)
@@ -150,11 +152,16 @@ class FollowedFile:
             seen = os.stat(self.path)  # noqa: PTH116 - see above
         except OSError:
             return False
-        return (
-            seen.st_size == file.offset
-            and (seen.st_dev, seen.st_ino) == file.identity
-            and file.has_size
-        )
+        same = seen.st_size == file.offset and (seen.st_dev, seen.st_ino) == file.identity
+        if not same or not file.has_size:
+            return False
+        if seen.st_mtime_ns != file.looked_at_mtime_ns:
+            # Whoever only adds changes the size; this long by chance is a file written anew.
+            file.looked_at_mtime_ns = seen.st_mtime_ns
+            if file.head_changed():
+                self._begin_again(file)
+                return False
+        return True
 
     def _read(self) -> Block:
         if self._open is None and not self._begin():

@@ -4,6 +4,7 @@ Decides whose silence counts: most frameworks print on one rank only, and a rank
 is no hang.  It knows no line; what was matched and when stands in the watches.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,6 +56,13 @@ class NodeView:
     """Lines of such rules that another rank had printed already."""
     _said: dict[str, dict[bytes, int]] = field(default_factory=dict)
 
+    def forget(self, rules: Iterable[str]) -> None:
+        """Know nothing of rules any more: they were taken back, or written anew."""
+        for name in rules:
+            for known in (self.progress, self.shared, self._said):
+                known.pop(name, None)
+        self.changes += 1
+
     def is_repeat(self, rule: str, line: bytes, rank: int) -> bool:
         """Return whether another rank printed this line, or named this step, before."""
         said = self._said.setdefault(rule, {})
@@ -90,10 +98,11 @@ class Silence:
             if rule.recurring is None:
                 return None
             return max(one.deadline(progress, rule.recurring) for one in phases)
+        began = self.began if watch.began is None else watch.began
         if rule.start_cut_off is not None:
-            return after(self.began, rule.start_cut_off)
+            return after(began, rule.start_cut_off)
         if rule.recurring is not None:
-            return after(self.began, Duration(max(rule.recurring, SILENT_START_MAX)))
+            return after(began, Duration(max(rule.recurring, SILENT_START_MAX)))
         return None
 
     def _others_speak(self, rule: str) -> bool:
@@ -111,8 +120,10 @@ class Silence:
         watch.state = LogState.HANGING
         progress = watch.progress_at
         if progress is None:
-            waited = since(self.began, deadline)
-            message = f"no line matched within {in_seconds(waited)} of the start"
+            began, of = (
+                (watch.began, "the rule's edit") if watch.began else (self.began, "the start")
+            )
+            message = f"no line matched within {in_seconds(since(began, deadline))} of {of}"
         else:
             silent, allowed = in_seconds(since(progress, now)), since(progress, deadline)
             message = f"no line has matched for {silent}"

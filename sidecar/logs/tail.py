@@ -20,33 +20,28 @@ from typing import Final
 from scout.clock import Instant, after, seconds
 from scout.snapshot import RankSnapshot
 from sidecar.events import LogFinding
-from sidecar.logs.defaults import default_rules
-from sidecar.logs.evaluator import LogEvaluator, LogState, LogVerdict, clean
+from sidecar.folder_watch import FolderWatch
+from sidecar.logs.effective_rules import Rules
+from sidecar.logs.evaluator import LogEvaluator, LogState, LogVerdict
 from sidecar.logs.follow import FollowCounters, FollowedFile
 from sidecar.logs.library.choice import Choice
 from sidecar.logs.numbers import Extracted
-from sidecar.logs.phases import Declared, declared
+from sidecar.logs.phases import declared
 from sidecar.logs.positions import PositionFile
-from sidecar.logs.rules import LogRule, usable_rules, with_defaults
+from sidecar.logs.rank_output import SILENT_READS, RankOutput
+from sidecar.logs.rules_file import WrittenRules
 from sidecar.logs.silence import NodeView, Place
 
 POLL_S: Final = 0.05
 """A fault line is seen this soon; 64 files cost under a hundredth of a core when silent."""
 READS_MAX: Final = 256
 """Silent files that are looked at in one poll; of more than that, each is looked at in turn."""
-SILENT_READS: Final = 40
-"""A file is silent after so many reads without news: two seconds."""
 SAVE_PERIOD: Final = seconds(3.0)
 """How often places are kept; what a restarted sidecar reads twice is at most this much.
 
 To replace a small file costs as much as a hundred looks at a quiet one.
 """
 POSITIONS_NAME: Final = "log-positions.json"
-TAIL_LINES_MAX: Final = 50
-TAIL_LINE_CHARS_MAX: Final = 400
-"""Tails travel to the coordinator and are read by people."""
-TAIL_BYTES_MAX: Final = 64 << 10
-"""What is kept for a tail: its lines may be longer than what is shown of them."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,56 +57,11 @@ class TailCounters(FollowCounters):
 
 
 @dataclass(slots=True)
-class _Rank:
-    """One local rank: both of its streams, judged together."""
-
-    local_rank: int
-    streams: tuple[FollowedFile, FollowedFile]
-    evaluator: LogEvaluator
-    choice: Choice
-    recent: bytes = b""
-    declared: Declared | None = None
-    """The phase that its worker says it is in."""
-
-    def read(self, clock: Callable[[], Instant], *, everything: bool) -> list[LogVerdict]:
-        """Read a piece of each stream and judge it; without ``everything``, not of silent ones."""
-        verdicts: list[LogVerdict] = []
-        wait = False
-        for number, stream in enumerate(self.streams):
-            if not everything and stream.idle_reads > SILENT_READS:
-                wait = True
-                continue
-            block = stream.read_block()
-            wait = wait or stream.behind
-            if block.data:
-                if self.choice.open:
-                    self.evaluator.add(self.choice.show(block))
-                verdicts += self.evaluator.judge(block, clock(), stream=number)
-                # Replaced whole, because the loop reads it while the thread runs.
-                self.recent = (self.recent + block.data)[-TAIL_BYTES_MAX:]
-        if not wait:  # what lies unread may hold what a rule waits for
-            verdicts += self.evaluator.timer(clock())
-        return verdicts
-
-    @property
-    def behind(self) -> bool:
-        """True when something may lie unread."""
-        return any(stream.behind for stream in self.streams)
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the newest lines, and what stands after the last line end."""
-        lines = self.recent.decode(errors="replace").split("\n")[:-1]
-        lines += [stream.splitter.partial for stream in self.streams]
-        shown = (_shown(line) for line in lines[-TAIL_LINES_MAX - len(self.streams) :])
-        return tuple(line for line in shown if line)[-TAIL_LINES_MAX:]
-
-
-@dataclass(slots=True)
 class _Watch:
     """One generation's output and where its reading stands."""
 
     generation: int
-    ranks: tuple[_Rank, ...]
+    ranks: tuple[RankOutput, ...]
     open_max: int
     saved_at: Instant
     turn: int = 0
@@ -130,13 +80,18 @@ class LogWatcher:
         clock: Callable[[], Instant],
         positions: Path | None = None,
         poll_s: float = POLL_S,
+        node_rules: WrittenRules = (),
     ) -> None:
         self._emit = emit
         self._clock = clock
         self._poll_s = poll_s
         self._positions = None if positions is None else PositionFile(positions)
+        self._folders = FolderWatch(self._entry_changed)
+        self._rules = Rules(node_rules)
         self._generation: int | None = None
-        self._ranks: tuple[_Rank, ...] = ()
+        self._ranks: tuple[RankOutput, ...] = ()
+        self._prepared: tuple[RankOutput, ...] = ()
+        """The same, for the thread."""
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-tail")
         self._wanted = threading.Event()
@@ -186,6 +141,7 @@ class LogWatcher:
     def close(self) -> None:
         """Stop for good."""
         self.stop()
+        self._folders.close()
         self._thread.shutdown(wait=False)
 
     def saw_progress(self, generation: int, seen: Iterable[RankSnapshot]) -> None:
@@ -204,6 +160,10 @@ class LogWatcher:
                 rank.declared = phase
                 self._submit(rank.evaluator.turn_phase, before, phase, now)
 
+    def set_node_rules(self, rules: WrittenRules) -> None:
+        """Judge by other rules of the node's own from now on; those that did not change go on."""
+        self._submit(self._swap, rules, self._clock())
+
     def tails(self) -> dict[int, tuple[str, ...]]:
         """Return each local rank's last lines, both streams, oldest first."""
         return {rank.local_rank: rank.last_lines() for rank in self._ranks}
@@ -215,6 +175,14 @@ class LogWatcher:
     def series(self) -> dict[int, dict[str, Extracted]]:
         """Return each rank's metrics, by its rank in the job, as its newest lines give them."""
         return {rank.evaluator.rank: dict(rank.evaluator.series) for rank in self._ranks}
+
+    def _entry_changed(self, path: Path) -> None:
+        """Look at a file at once that came, went or changed its name, however silent it was."""
+        for rank in self._ranks:
+            for stream in rank.streams:
+                if stream.path == path:
+                    stream.idle_reads = 0
+                    self._wanted.set()
 
     def _submit(self, work: Callable[..., None], *arguments: object) -> None:
         self._thread.submit(work, *arguments)
@@ -229,23 +197,23 @@ class LogWatcher:
         files: Mapping[int, tuple[Path, Path]],
         places: Mapping[int, Place],
         began: Instant,
-    ) -> tuple[_Rank, ...]:
+    ) -> tuple[RankOutput, ...]:
         """Compile the rules, which takes a while for large ones, and find where reading begins."""
-        usable, refused = usable_rules(rules)
+        wanted, usable, refused = self._rules.begin(rules)
         for error in refused:
             _LOG.error("%s; the other rules hold", error)
         self.counters.rules_refused += len(refused)
-        wanted: tuple[LogRule, ...] = with_defaults(usable, default_rules())
         matches = self.counters.rule_matches
         matches.update({rule.name: 0 for rule in wanted})
+        self._folders.watch({path.parent for streams in files.values() for path in streams})
         known = {} if self._positions is None else self._positions.load(generation)
         node = NodeView()
 
         def follow(path: Path) -> FollowedFile:
             return FollowedFile(path, self.counters, position=known.get(str(path)))
 
-        return tuple(
-            _Rank(
+        self._prepared = tuple(
+            RankOutput(
                 local_rank,
                 (follow(stdout), follow(stderr)),
                 LogEvaluator(wanted, began, matches, place=places[local_rank], node=node),
@@ -253,6 +221,16 @@ class LogWatcher:
             )
             for local_rank, (stdout, stderr) in files.items()
         )
+        return self._prepared
+
+    def _swap(self, rules: WrittenRules, now: Instant) -> None:
+        """Take other rules of the node's own, in the middle of a generation or between two."""
+        gone, fresh = self._rules.swap(rules)
+        self.counters.rule_matches.update({rule.name: 0 for rule in fresh})
+        if self._prepared:
+            self._prepared[0].evaluator.node.forget(gone)
+        for rank in self._prepared:
+            rank.evaluator.swap(gone, fresh, now)
 
     def _poll(self, watch: _Watch) -> list[tuple[int, LogVerdict]]:
         """Read until there is something to tell, or something else to do in this thread."""
@@ -271,7 +249,7 @@ class LogWatcher:
                 return found
 
     def _read(
-        self, ranks: tuple[_Rank, ...], turn: int, open_max: int
+        self, ranks: tuple[RankOutput, ...], turn: int, open_max: int
     ) -> list[tuple[int, LogVerdict]]:
         """Read every rank once; of a great many files, the silent ones by turns."""
         stride = -(-len(ranks) * 2 // READS_MAX)
@@ -286,7 +264,7 @@ class LogWatcher:
                         stream.close()  # it is opened again where it was
         return found
 
-    def _save(self, generation: int, ranks: tuple[_Rank, ...]) -> None:
+    def _save(self, generation: int, ranks: tuple[RankOutput, ...]) -> None:
         assert self._positions is not None
         places = {
             str(stream.path): place
@@ -298,7 +276,7 @@ class LogWatcher:
 
     # --- on the loop ----------------------------------------------------------------------
 
-    async def _follow(self, generation: int, prepare: Callable[[], tuple[_Rank, ...]]) -> None:
+    async def _follow(self, generation: int, prepare: Callable[[], tuple[RankOutput, ...]]) -> None:
         loop = asyncio.get_running_loop()
         ranks = self._ranks = await loop.run_in_executor(self._thread, prepare)
         open_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
@@ -343,11 +321,7 @@ def _finding(generation: int, local_rank: int, verdict: LogVerdict) -> LogFindin
     )
 
 
-def _shown(line: str) -> str:
-    return clean(line).rstrip()[:TAIL_LINE_CHARS_MAX]
-
-
-def _close(ranks: tuple[_Rank, ...]) -> None:
+def _close(ranks: tuple[RankOutput, ...]) -> None:
     for rank in ranks:
         for stream in rank.streams:
             stream.close()

@@ -36,6 +36,8 @@ class Watch:
     """A rule and what has been seen of it.  ``off`` is set by the rule's stop pattern."""
 
     rule: LogRule
+    began: Instant | None = None
+    """When it was first watched for, of a rule that came later than the workers."""
     state: LogState = LogState.WAITING
     progress_at: Instant | None = None
     line: str = ""

@@ -14,7 +14,8 @@ import uvloop
 from scout.clock import Instant
 from sidecar.api import FaultKind
 from sidecar.events import LogFinding
-from sidecar.logs.tail import TAIL_LINES_MAX, LogWatcher
+from sidecar.logs.rank_output import TAIL_LINES_MAX
+from sidecar.logs.tail import LogWatcher
 
 pytestmark = pytest.mark.component
 

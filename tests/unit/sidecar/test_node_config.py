@@ -100,6 +100,7 @@ def test_every_field_is_read(write, tmp_path):
         ("runDir: /" + "x" * 120, "runDir: socket path"),
         ("kernelLog: /tmp", "kernelLog: /tmp is a directory"),
         ("a: [", "not YAML"),
+        ("logRules: /no/such/rules.yaml", "logRules: /no/such/rules.yaml cannot be read: "),
         (
             "health: {threshold: {}}",
             "health.threshold: this field does not exist; did you mean thresholds?",
