@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import scout
-from scout import signature
+from scout import adapters, signature
 from scout.results import OrchestrationHooks, plain
 from scout.settings import Referee, ReplayHarnessConfig
 from scout.straggler import StragglerThresholds
@@ -265,6 +265,31 @@ def config_of(orders: Orders) -> ReplayHarnessConfig:
     return ReplayHarnessConfig(**given)
 
 
+def checkpoints_of(orders: Orders, model: Any, optimizer: Any) -> Any:
+    """Return the checkpoints that the orders ask for, if any."""
+    if "checkpoints" not in orders:
+        return None
+
+    def restore(state: dict[str, Any]) -> None:
+        model.load_state_dict(state["model"])
+        if "optimizer" in state:
+            optimizer.load_state_dict(state["optimizer"])
+
+    if orders.get("regime", "ddp") == "ddp":
+        return adapters.torch_save(
+            orders["checkpoints"],
+            state=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+            restore=restore,
+            every_steps=orders["every"],
+        )
+    return adapters.distributed_checkpoint(
+        orders["checkpoints"],
+        state=lambda: {"model": model.state_dict()},
+        restore=restore,
+        every_steps=orders["every"],
+    )
+
+
 def train(orders: Orders) -> dict[str, Any]:
     """Run one scenario and return what SCOUT said, and what training noticed of it."""
     torch.manual_seed(0)
@@ -284,7 +309,16 @@ def train(orders: Orders) -> dict[str, Any]:
     optimizer.register_step_post_hook(lambda *_: fault.after(told["step"]))
     guard = None
     if orders.get("protected", True):
-        guard = scout.protect(model, optimizer, config=config_of(orders), hooks=hooks, run="world")
+        guard = scout.protect(
+            model,
+            optimizer,
+            config=config_of(orders),
+            hooks=hooks,
+            run="world",
+            checkpoints=checkpoints_of(orders, model, optimizer),
+        )
+        if orders.get("restore"):
+            told["restored"] = plain(guard.restore())
     told |= {"held": [], "untouched": True, "step_ms": []}
     for step in range(1, orders.get("steps", 4) + 1):
         told["step"] = step

@@ -90,6 +90,8 @@ class ReplayResult:
     job_sdc_ranks: tuple[int, ...] = ()
     job_disagrees: bool = False
     """Some peer group of the job, this one or another, disagrees on an exact surface."""
+    not_finite_ranks: tuple[int, ...] = ()
+    """Peers that hold a parameter which is infinite or no number.  When all do, they agree."""
     straggler_sources: tuple[str, ...] = ()
     replay_times_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     differences: tuple[Difference, ...] = ()

@@ -37,6 +37,8 @@ class Schedule:
     """Those that the model has, in the order in which they run."""
     completed: int = 0
     """Steps that came before this schedule."""
+    checkpoint_every: int = 0
+    """Every so many steps a checkpoint is saved, which is checked first; 0 for none."""
     interval: int = 0
     """Steps between checks: set, or derived from the budget once it is measured; 0 is manual."""
     _next: int = field(default=0)
@@ -55,6 +57,8 @@ class Schedule:
 
     def due(self, step: int) -> tuple[Recipe, ...]:
         """Return the recipes due at ``step``, counted from 1."""
+        if self.checkpoint_every and step % self.checkpoint_every == 0:
+            return tuple(it for it in self.recipes if self.config.interval_of(it) != 0)
         found = []
         for recipe in self.recipes:
             own = self.config.interval_of(recipe)

@@ -77,6 +77,8 @@ class Found:
 
     votes: dict[str, dict[int, int]] = field(default_factory=dict)
     times: dict[str, dict[int, float]] = field(default_factory=dict)
+    not_finite: set[int] = field(default_factory=set)
+    """Ranks that hold a parameter which is infinite or no number."""
     collectives: list[CollectiveTiming] = field(default_factory=list)
     differences: list[tuple[str, tuple[int, ...], tuple[tuple[int, int], ...]]] = field(
         default_factory=list
@@ -98,6 +100,8 @@ class Check:
         self._surfaces: dict[str, list[Any]] = {}
         self._times: dict[str, float] = {}
         self._errors: list[str] = []
+        self._sums: list[Any] = []
+        """Of parameters: a sum that is not finite has something in it that is not."""
         self.found = Found()
 
     @property
@@ -282,6 +286,8 @@ class Check:
             chosen = [piece.values() for piece in pieces if piece.surface == surface]
             if chosen:
                 self._surfaces[f"{prefix}{surface}"] = chosen
+            if surface == state.PARAMETERS:
+                self._sums += [it.sum() for it in chosen if it.is_floating_point()]
 
     def _gather(self) -> None:
         """Send this rank's digests and times round, and take in everybody's."""
@@ -296,6 +302,7 @@ class Check:
         timed = list(self._times)
         words = [word for pair in digests for word in pair]
         words += [exchange.bits_of(self._times[name]) for name in timed]
+        words.append(int(not all(bool(it.isfinite()) for it in self._sums)))
         for rank, answer in zip(
             self._peers.ranks, exchange.gather(words, self._peers.control), strict=True
         ):
@@ -305,7 +312,9 @@ class Check:
                 self.found.votes.setdefault(name, {})[rank] = vote
             for at, name in enumerate(timed, 2 * len(names)):
                 self.found.times.setdefault(name, {})[rank] = exchange.float_of(answer[at])
-        self._surfaces, self._times = {}, {}
+            if answer[-1]:
+                self.found.not_finite.add(rank)
+        self._surfaces, self._times, self._sums = {}, {}, []
 
 
 def _fold(surfaces: Sequence[Sequence[Any]]) -> list[list[int]]:

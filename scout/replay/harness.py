@@ -72,6 +72,7 @@ class Harness:
         run: str,
         hosts: dict[int, str],
         completed: int,
+        checkpoint_every: int,
         told: Callable[[CheckResult], None],
     ) -> None:
         self.peers = peers
@@ -81,6 +82,7 @@ class Harness:
         self.checks = 0
         self._model = model
         self._run = run
+        self._checkpoint_every = checkpoint_every
         self._told = told
         self._alive = True
         self._said: set[str] = set()
@@ -157,7 +159,12 @@ class Harness:
         has = [it for it in Recipe if catalogue.modules.get(it)]
         has += [Recipe.OPTIMIZER] if self._optimizers.optimizers else []
         has += [Recipe.STATE] if self.peers.state_is_replicated else []
-        self._schedule = Schedule(config=self.config, recipes=tuple(has), completed=self.step)
+        self._schedule = Schedule(
+            config=self.config,
+            recipes=tuple(has),
+            completed=self.step,
+            checkpoint_every=self._checkpoint_every,
+        )
 
     def _arm(self) -> None:
         """Put hooks in place if the step that begins now ends with a check."""

@@ -79,6 +79,7 @@ class Judge:
             sdc_sources=found.sources,
             job_sdc_ranks=found.job_ranks,
             job_disagrees=bool(alarm),
+            not_finite_ranks=tuple(sorted(check.found.not_finite)),
             straggler_bitmap=tuple(int(rank in slow) for rank in self.peers.ranks),
             straggler_sources=sources,
             replay_times_ms={
