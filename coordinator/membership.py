@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from coordinator.wording import natural_key, one_line
 from scout.clock import Duration, Instant, after, since
 from sidecar.api import PROTOCOL_VERSION, Hello, StatusReport
+from sidecar.names import hello_problem
 
 NODES_MAX: Final = 4096
 """Nodes one coordinator keeps in its table; beyond it a relay tier is the answer."""
@@ -231,9 +232,10 @@ class Membership:
 
     def _misfit(self, link: int, hello: Hello) -> str | None:
         """Say why this sidecar can never serve this job, or None."""
-        node = one_line(hello.node)
-        if not node:
-            return "the sidecar gives no node name; start it with --node-name"
+        unusable = hello_problem(hello)
+        if unusable is not None:
+            return unusable
+        node = hello.node
         if hello.protocol != PROTOCOL_VERSION:
             return (
                 f"{node} speaks protocol {hello.protocol} and the coordinator "

@@ -70,6 +70,10 @@ class JobCollector(Collector):
         yield from numbers.loop_lag
 
 
+class AcceptError(ValueError):
+    """No page can be made of what was asked for; the text says why."""
+
+
 class Exposition:
     """The scrape page.  ``numbers`` is asked for the picture of the moment."""
 
@@ -77,13 +81,21 @@ class Exposition:
         self._numbers = numbers
 
     async def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the body and its content type in the format that ``accept`` asks for."""
+        """Return the body and its content type in the format that ``accept`` asks for.
+
+        Raises `AcceptError`.
+        """
         return await asyncio.to_thread(render, self._numbers(), accept)
 
 
 def render(numbers: JobNumbers, accept: str = "") -> tuple[bytes, str]:
-    """Return the page of one moment and its content type."""
+    """Return the page of one moment and its content type.  Raises `AcceptError`."""
+    try:
+        encoder, content_type = choose_encoder(accept)
+    except (TypeError, ValueError) as error:  # the library's words for a version that is none
+        raise AcceptError(
+            "the Accept header asks for no version of the metrics' format that exists; leave it out"
+        ) from error
     registry = CollectorRegistry()
     registry.register(JobCollector(numbers))
-    encoder, content_type = choose_encoder(accept)
     return encoder(registry), content_type

@@ -28,9 +28,11 @@ from coordinator.incident_text import markdown
 from coordinator.incidents import Incident
 from coordinator.journal import Journal
 from coordinator.ledger import LedgerReport
-from coordinator.metrics import Exposition
+from coordinator.metrics import AcceptError, Exposition
 from coordinator.openapi import JSON, METRICS_TEXT, Endpoint, Parameter, document
+from coordinator.request_bodies import read_body
 from coordinator.view import JobView, NodeStatus
+from coordinator.wording import one_line
 from sidecar.api import UPLINK_PATH
 from sidecar.codec import to_plain
 
@@ -40,6 +42,8 @@ BODY_BYTES_MAX: Final = 65_536
 """Largest request body: a name and a sentence."""
 WHY_CHARS_MAX: Final = 500
 WHO_CHARS_MAX: Final = 100
+PROBLEM_CHARS_MAX: Final = 2_000
+"""Longest sentence about a request: some of it is the request's own words."""
 INCIDENTS_LISTED_MAX: Final = 1_000
 """Incidents in one list: as many as the journal keeps."""
 INCIDENTS_LISTED_DEFAULT: Final = 100
@@ -137,7 +141,8 @@ _FORMAT: Final = Parameter(
 ENDPOINTS: Final = (
     Endpoint("GET", "/healthz", "health", "Is the coordinator running?", Health,
              public=True),
-    Endpoint("GET", "/metrics", "metrics", "Metrics for Prometheus.", METRICS_TEXT),
+    Endpoint("GET", "/metrics", "metrics", "Metrics for Prometheus.", METRICS_TEXT,
+             refusals=(406,)),
     Endpoint("GET", "/v1/job", "job", "The job as a whole, without its nodes.", JobView,
              without=("nodes",)),
     Endpoint("GET", "/v1/ledger", "ledger", "Where the job's time went.", LedgerReport),
@@ -196,7 +201,10 @@ class OperatorApi:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Render the scrape page."""
-        body, content_type = await self._exposition.render(request.headers.get("Accept", ""))
+        try:
+            body, content_type = await self._exposition.render(request.headers.get("Accept", ""))
+        except AcceptError as error:
+            raise web.HTTPNotAcceptable(text=str(error)) from None
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def ledger(self, _: web.Request) -> web.Response:
@@ -273,7 +281,7 @@ class OperatorApi:
 
     async def health_event(self, request: web.Request) -> web.Response:
         """Hand the core what somebody else says of a node's health."""
-        asked = await _body(request, HealthRequest)
+        asked = await read_body(request, HealthRequest)
         view = self._view()
         if view.phase.terminal:
             raise web.HTTPConflict(text=f"the job has already {view.phase}")
@@ -297,7 +305,7 @@ class OperatorApi:
     async def _ask(
         self, request: web.Request, action: str, node: str | None = None
     ) -> web.Response:
-        asked = await _body(request, OperatorRequest)
+        asked = await read_body(request, OperatorRequest)
         view = self._view()
         if view.phase.terminal:
             raise web.HTTPConflict(text=f"the job has already {view.phase}")
@@ -319,7 +327,7 @@ def guard(token: str | None) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if (
             expected is not None
             and request.path not in _PUBLIC_PATHS
@@ -332,7 +340,8 @@ def guard(token: str | None) -> Middleware:
         except web.HTTPException as error:
             if error.status < web.HTTPBadRequest.status_code:
                 raise
-            return _answer(Problem(error=_sentence(request, error)), error.status)
+            sentence = one_line(_sentence(request, error), PROBLEM_CHARS_MAX)
+            return _answer(Problem(error=sentence), error.status)
 
     return middleware
 
@@ -349,14 +358,3 @@ def _sentence(request: web.Request, error: web.HTTPException) -> str:
         return error.text
     known = ", ".join([*(item.path for item in ENDPOINTS), UPLINK_PATH])
     return f"{error.reason}: {request.path}; known paths: {known}"
-
-
-async def _body(request: web.Request, cls: type[T]) -> T:
-    if request.content_type != "application/json":  # a web page cannot send this unasked
-        raise web.HTTPUnsupportedMediaType(text="the body must be sent as application/json")
-    try:
-        return msgspec.json.decode(await request.read(), type=cls)
-    except msgspec.ValidationError as error:
-        raise web.HTTPUnprocessableEntity(text=f"body refused: {error}") from None
-    except msgspec.DecodeError as error:
-        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from None

@@ -31,29 +31,71 @@ class WrongTokenError(ProgressPageError):
     """The page was made for somebody else, usually another generation of the job."""
 
 
-def map_page(path: AnyPath, token: int, *, writable: bool) -> mmap.mmap:
-    """Map the page at ``path``.
+def map_page(path: AnyPath, token: int) -> mmap.mmap:
+    """Map the page at ``path`` to write it.
 
     Raises `WrongTokenError`, `ProgressPageError` when it is no page of this layout, `OSError`.
     """
+    with Path(path).open("r+b") as file:
+        _check(file.fileno(), path, token)
+        return mmap.mmap(file.fileno(), PAGE_BYTES, access=mmap.ACCESS_WRITE)
+
+
+class PageCopy:
+    """A page to read from: a copy that is made anew for each look.
+
+    It is not mapped: a file that another process cuts short under a mapping ends its reader with
+    SIGBUS, and a sidecar that dies takes its workers along.  Reading it is one system call.
+    """
+
+    def __init__(self, path: AnyPath, token: int) -> None:
+        """Open the page.  Raises as `map_page` does."""
+        self._name = os.fspath(path)
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.bytes = bytearray(PAGE_BYTES)
+        """The page as it was at the last `refresh`."""
+        try:
+            _check(self._handle, path, token)
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def refresh(self) -> None:
+        """Copy the page as it stands.
+
+        Raises `ProgressPageError` for one that was cut short, `OSError`, and `ValueError` when it
+        is closed.
+        """
+        if self._handle < 0:
+            raise ValueError("the progress page is closed")
+        if os.preadv(self._handle, [self.bytes], 0) != PAGE_BYTES:
+            raise ProgressPageError(f"progress page {self._name} was cut short")
+
+    def close(self) -> None:
+        """Let go of the page."""
+        if self._handle >= 0:
+            os.close(self._handle)
+        self._handle = -1
+
+
+def _check(handle: int, path: AnyPath, token: int) -> None:
+    """Check that the open page is ours to use; raises as `map_page` does."""
     name = os.fspath(path)
-    with Path(path).open("r+b" if writable else "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(HEADER.size)
-        if size != PAGE_BYTES or header[: len(MAGIC)] != MAGIC:
-            raise ProgressPageError(f"{name} is not a progress page")
-        _, version, page_token, _, _ = HEADER.unpack(header)
-        if version != LAYOUT_VERSION:
-            raise ProgressPageError(
-                f"progress page {name} has layout {version}, this program speaks "
-                f"{LAYOUT_VERSION}; run the same version beside and inside the job"
-            )
-        if page_token != token:
-            raise WrongTokenError(
-                f"the token does not open progress page {name}; it belongs to another run"
-            )
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        return mmap.mmap(file.fileno(), PAGE_BYTES, access=access)
+    size = os.fstat(handle).st_size
+    header = os.pread(handle, HEADER.size, 0)
+    if size != PAGE_BYTES or header[: len(MAGIC)] != MAGIC:
+        raise ProgressPageError(f"{name} is not a progress page")
+    _, version, page_token, _, _ = HEADER.unpack(header)
+    if version != LAYOUT_VERSION:
+        raise ProgressPageError(
+            f"progress page {name} has layout {version}, this program speaks "
+            f"{LAYOUT_VERSION}; run the same version beside and inside the job"
+        )
+    if page_token != token:
+        raise WrongTokenError(
+            f"the token does not open progress page {name}; it belongs to another run"
+        )
 
 
 @contextmanager

@@ -11,9 +11,12 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+Memory: TypeAlias = mmap.mmap | bytearray
+"""A page as its writer has it mapped, or as its reader copied it."""
 
 LAYOUT_VERSION: Final = 2
 PAGE_BYTES: Final = 16384
@@ -146,16 +149,24 @@ class Region:
         self._layout = layout
         self._last: tuple[int, ...] | None = None
 
-    def read(self, memory: mmap.mmap) -> tuple[tuple[int, ...] | None, bool]:
-        """Return the newest whole words, and whether they were there to be read just now."""
+    def read(
+        self, memory: Memory, refresh: Callable[[], None]
+    ) -> tuple[tuple[int, ...] | None, bool]:
+        """Return the newest whole words, and whether they were there to be read just now.
+
+        ``refresh`` copies the page into ``memory`` once more, for words that are torn.
+        """
+        if self._last is None and self._untouched(memory):
+            return None, True
         for _ in range(READ_TRIES_MAX):
             newest = newest_words(memory, self._slots, self._layout)
             if newest is not None:
                 self._last = newest
                 return newest, True
+            refresh()
         return self._last, self._untouched(memory)
 
-    def _untouched(self, memory: mmap.mmap) -> bool:
+    def _untouched(self, memory: Memory) -> bool:
         return not any(any(memory[at : at + self._layout.size]) for at in self._slots)
 
 
@@ -164,7 +175,7 @@ _SEQUENCE: Final = struct.Struct("=Q")
 
 
 def newest_words(
-    memory: mmap.mmap, slots: tuple[int, int], layout: struct.Struct
+    memory: Memory, slots: tuple[int, int], layout: struct.Struct
 ) -> tuple[int, ...] | None:
     """Return the slot with the highest sequence among those whose checksum holds."""
     first, second = (_SEQUENCE.unpack_from(memory, at)[0] for at in slots)
@@ -238,7 +249,7 @@ def write_names(memory: mmap.mmap, sequence: int, text: bytes) -> None:
     NAMES.pack_into(memory, at, sequence, len(text), _names_check(sequence, text))
 
 
-def names_sequence(memory: mmap.mmap) -> int:
+def names_sequence(memory: Memory) -> int:
     """Return the sequence number of the newest whole text, 0 when there is none."""
     return max((sequence for sequence, _ in _whole_names(memory)), default=0)
 
@@ -250,7 +261,7 @@ class Names:
         self._sequence = 0
         self._known: Mapping[int, GroupName] = {}
 
-    def read(self, memory: mmap.mmap) -> Mapping[int, GroupName]:
+    def read(self, memory: Memory) -> Mapping[int, GroupName]:
         """Return group id -> name and members."""
         latest = max(NAMES.unpack_from(memory, at)[0] for at in NAMES_SLOTS)
         if latest != self._sequence:
@@ -260,11 +271,11 @@ class Names:
         return self._known
 
 
-def _whole_names(memory: mmap.mmap) -> Iterable[tuple[int, bytes]]:
+def _whole_names(memory: Memory) -> Iterable[tuple[int, bytes]]:
     for at in NAMES_SLOTS:
         sequence, length, check = NAMES.unpack_from(memory, at)
         if 0 < length <= NAMES_BYTES_MAX:
-            text = memory[at + NAMES.size : at + NAMES.size + length]
+            text = bytes(memory[at + NAMES.size : at + NAMES.size + length])
             if check == _names_check(sequence, text):
                 yield sequence, text
 

@@ -27,6 +27,7 @@ from scout.hang import GroupPosition, Phase
 from scout.page_files import (
     TOKEN_MAX,
     AnyPath,
+    PageCopy,
     PageHeldError,
     ProgressPageError,
     WrongTokenError,
@@ -152,7 +153,7 @@ class PageWriter:
         Raises `WrongTokenError`, `PageHeldError` when another live process writes it,
         `ProgressPageError` when it is no page of this layout, `OSError` when it is not there.
         """
-        memory = map_page(path, token, writable=True)
+        memory = map_page(path, token)
         pid, ticks = CLAIM.unpack_from(memory, CLAIM_AT)
         if pid not in (0, os.getpid()) and lives(pid, ticks):
             memory.close()
@@ -261,8 +262,8 @@ class PageWriter:
 class PageReader:
     """The node's end."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
+    def __init__(self, page: PageCopy) -> None:
+        self._page = page
         self._progress = Region(PROGRESS_SLOTS, PROGRESS)
         self._beat = Region(BEAT_SLOTS, BEAT)
         self._names = Names()
@@ -270,12 +271,17 @@ class PageReader:
     @classmethod
     def open(cls, path: AnyPath, token: int) -> Self:
         """Open the page to read it.  Raises as `PageWriter.open` does, except for the claim."""
-        return cls(map_page(path, token, writable=False))
+        return cls(PageCopy(path, token))
 
     def read(self) -> Progress | None:
-        """Return what the page says, or None when nothing was ever published."""
-        said, said_stable = self._progress.read(self._memory)
-        beat, beat_stable = self._beat.read(self._memory)
+        """Return what the page says, or None when nothing was ever published.
+
+        Raises `ProgressPageError` when its file was cut short, `OSError` when it cannot be read.
+        """
+        refresh, memory = self._page.refresh, self._page.bytes
+        refresh()
+        said, said_stable = self._progress.read(memory, refresh)
+        beat, beat_stable = self._beat.read(memory, refresh)
         stable = said_stable and beat_stable
         if said is None and beat is None and stable:
             return None
@@ -291,7 +297,7 @@ class PageReader:
             phase_limit_ns=None,
             beat_ns=beat_ns,
             stable=stable,
-            groups=_positions(beat, said, self._names.read(self._memory)),
+            groups=_positions(beat, said, self._names.read(memory)),
         )
         if said is None:
             return _moved(blank, beat)
@@ -316,7 +322,7 @@ class PageReader:
 
     def close(self) -> None:
         """Let go of the page."""
-        self._memory.close()
+        self._page.close()
 
 
 def _moved(spoken: Progress, beat: Sequence[int] | None) -> Progress:

@@ -187,7 +187,7 @@ class ApiServer:
     def _admitted(self, request: web.Request) -> bool:
         if self._token is None or request.path in _UNGUARDED:
             return True
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         return hmac.compare_digest(given, f"Bearer {self._token}".encode())
 
 

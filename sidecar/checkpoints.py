@@ -19,6 +19,11 @@ PREFIXES_MAX: Final = 16
 RANKS_MAX: Final = 1024
 """Ranks of a node that may be declared; more is a slip."""
 
+STEP_MAX: Final = (1 << 63) - 1
+PATH_CHARS_MAX: Final = 4096
+"""As long as Linux lets a path be."""
+PREFIX_CHARS_MAX: Final = 256
+
 
 @dataclass(slots=True)
 class _Part:
@@ -54,6 +59,10 @@ class CheckpointRecord:
         """Note that ``rank`` (global) confirmed ``step``.  Returns why not when refused."""
         if kind not in CHECKPOINT_TYPES:
             return _unknown(kind)
+        if not 0 <= step <= STEP_MAX:
+            return f"step {step} of {prefix[:PREFIX_CHARS_MAX]} is no number of completed steps"
+        if len(path) > PATH_CHARS_MAX or "\0" in path:
+            return f"the path of step {step} is none: it is too long, or holds a zero byte"
         if (refusal := self._room(prefix)) is not None:
             return refusal
         steps = self._steps.setdefault(prefix, {})
@@ -97,6 +106,8 @@ class CheckpointRecord:
         )
 
     def _room(self, prefix: str) -> str | None:
+        if len(prefix) > PREFIX_CHARS_MAX:
+            return f"a checkpoint prefix has at most {PREFIX_CHARS_MAX} characters"
         known = self._steps.keys() | self._declared.keys()
         if prefix not in known and len(known) >= PREFIXES_MAX:
             return f"more than {PREFIXES_MAX} checkpoint prefixes on one node"

@@ -166,7 +166,7 @@ class _Sidecar:
         http_port = await self._listen()
         await asyncio.to_thread(self._guardian.begin)
         hello = introduction(self._config, self._incarnation, http_port, self._gpus)
-        self._uplink = Uplink(self._config.coordinator, hello, self, token=self._token)
+        self._uplink = Uplink(self._config.coordinator, hello, self, self._token, self.counters.cut)
         for effect in self._core.begin():
             self._start_effect(effect)
         self._driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))

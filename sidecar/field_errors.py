@@ -57,6 +57,9 @@ def explained(text: str, data: Any, kind: type[Any]) -> tuple[str, str]:
         return f"{path}.{missing[1]}".removeprefix("."), "this field is required"
     if what.startswith("Invalid enum value"):
         return path, _choice(value, expected)
+    if what.startswith("Invalid RFC3339"):
+        example = "a date and time with its zone, such as 2026-01-31T12:00:00Z"
+        return path, f"must be {example}, but is {_shown(value)}"
     if wanted := _EXPECTED.match(what):
         inside = "[...]" in path  # one of a mapping's values, and nothing says which
         seen = _KINDS.get(wanted["found"] or "", "another") if inside else _shown(value)

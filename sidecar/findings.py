@@ -22,6 +22,9 @@ from worker_shim.messages import JobFault
 
 FAULTS_MAX: Final = 64
 """Findings kept of each sort.  The first ones convict; later ones repeat."""
+REASON_CHARS_MAX: Final = 256
+MESSAGE_CHARS_MAX: Final = 16_384
+"""Of a fault that a worker reports itself: a traceback fits, a dump does not."""
 NOTES_MAX: Final = 64
 """What the kernel said of this generation's processes; the newest are kept."""
 ECHO_MAX: Final = Duration(60 * SECOND)
@@ -224,8 +227,8 @@ def reported_fault(message: JobFault, rank: int) -> FaultReport:
         fault_id=0,
         kind=FaultKind.WORKER_REPORTED,
         scope=Scope.RANK,
-        reason=message.reason or "WorkerReportedFault",
-        message=message.message or f"rank {rank} reported a fault",
+        reason=message.reason[:REASON_CHARS_MAX] or "WorkerReportedFault",
+        message=message.message[:MESSAGE_CHARS_MAX] or f"rank {rank} reported a fault",
         age_ns=0,
         rank=rank,
         local_rank=message.local_rank,

@@ -13,6 +13,7 @@ import msgspec
 
 from sidecar.api import AgentState, CheckpointPointer, Start, StatusReport, Stop
 from sidecar.codec import to_plain
+from sidecar.field_errors import explained
 from sidecar.logs.rules import RuleError, parse_rules
 from worker_shim.messages import RestartMode
 
@@ -202,11 +203,7 @@ def _convert(body: Any, cls: type[msgspec.Struct]) -> Any:
     try:
         return msgspec.convert(body, cls)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$")
-        field = place.rstrip("`").lstrip(".")
-        if not field and "required field" in reason:
-            field = reason.partition("`")[2].rstrip("`")
-            reason = "is required"
+        field, reason = explained(str(error), body, cls)
         raise BodyError(field, reason) from None
 
 

@@ -53,6 +53,7 @@ class NodeCounters:
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)
     """From one state to another, as the coordinator is told them."""
     events_dropped: int = 0
+    messages_cut: int = 0
     _newest_fault: int = 0
     _state: AgentState = AgentState.INIT
 
@@ -65,6 +66,10 @@ class NodeCounters:
         else:
             reason = "error" if cause.signal is None else "signal"
         self.exits[reason] += 1
+
+    def cut(self) -> None:
+        """Count a message that was too large for the coordinator."""
+        self.messages_cut += 1
 
     def reported(self, report: StatusReport) -> None:
         """Count what earlier reports did not show: another state, faults with newer ids."""
@@ -237,12 +242,20 @@ class NodeCollector(Collector):
         )
         yield from self._log_series()
         yield from self._kernel_log()
+        yield from self._totals(lines)
+
+    def _totals(self, lines: int) -> Iterator[Metric]:
         for name, text, value in (
             ("outrider_log_lines", "Lines of worker output that were read.", lines),
             (
                 "outrider_events_dropped",
                 "Events that found the agent's inbox full.",
-                sources.counters.events_dropped,
+                self._sources.counters.events_dropped,
+            ),
+            (
+                "outrider_messages_cut",
+                "Messages too large for the coordinator, of which something was left out.",
+                self._sources.counters.messages_cut,
             ),
         ):
             total = CounterMetricFamily(name, text, labels=(JOB,))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import aiohttp
@@ -25,14 +26,17 @@ from sidecar.api import (
     Upward,
     Welcome,
 )
-from sidecar.codec import MESSAGE_BYTES_MAX, InvalidMessageError, decode, encode
+from sidecar.codec import MESSAGE_BYTES_MAX, InvalidMessageError, decode
 from sidecar.events import CommandReceived, UplinkOpened
+from sidecar.fitting import fitted
 
 REDIAL_S_MIN: Final = 0.1
 REDIAL_S_FIRST: Final = 1.5
 """A fleet loses its coordinator in one moment, so that even the first tries are spread this far."""
 REDIAL_S_MAX: Final = 5.0
 """Bounds of the back-off: ten thousand nodes must not dial a restarted coordinator at once."""
+STEADY_S: Final = 10.0
+"""A connection that lasted this long was a good one: losing it is news, and begins a new count."""
 REMIND_S: Final = 30.0
 """How often an unreachable coordinator is mentioned again."""
 HANDSHAKE_S_MAX: Final = 10.0
@@ -61,7 +65,12 @@ class Uplink:
     """One sidecar's way to its coordinator at ``url`` (``http``, ``https``, ``ws`` or ``wss``)."""
 
     def __init__(
-        self, url: str, hello: Hello, observer: UplinkObserver, token: str | None = None
+        self,
+        url: str,
+        hello: Hello,
+        observer: UplinkObserver,
+        token: str | None = None,
+        cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = url.rstrip("/")
         self.connected = False
@@ -74,7 +83,10 @@ class Uplink:
         self._answers: deque[ProgressReport | EvidenceReport] = deque(maxlen=ANSWERS_MAX)
         self._news = asyncio.Event()
         self._tries = 0
+        self._welcomed_at: float | None = None
         self._complained_at: float | None = None
+        self._cut = cut
+        self._cut_told: tuple[str, ...] = ()
 
     def report(self, message: StatusReport | ProgressReport | EvidenceReport) -> None:
         """Send when possible.  A status replaces every earlier one that was not sent."""
@@ -95,6 +107,7 @@ class Uplink:
                     self._complain(error)
                 finally:
                     self.connected = False
+                    self._parted()
                 await asyncio.sleep(self._pause_s())
 
     async def flush(self, limit_s: float) -> None:
@@ -115,7 +128,7 @@ class Uplink:
                 max_msg_size=MESSAGE_BYTES_MAX,
             )
         async with socket:
-            await _send(socket, self._hello)
+            await self._send(socket, self._hello)
             async with asyncio.timeout(HANDSHAKE_S_MAX):
                 first = await _receive(socket)
             if isinstance(first, Goodbye):
@@ -134,10 +147,17 @@ class Uplink:
         _LOG.info("connected to the coordinator at %s", self.url)
         self.connected = True
         self.connects += 1
-        self._tries = 0
+        self._welcomed_at = asyncio.get_running_loop().time()
         self._complained_at = None
         self._answers.clear()  # they answer rounds of an earlier connection
         self._observer.put(UplinkOpened(heartbeat_s=welcome.heartbeat_s))
+
+    def _parted(self) -> None:
+        """Begin the back-off anew, unless the connection was lost again as soon as it was made."""
+        now, began = asyncio.get_running_loop().time(), self._welcomed_at
+        self._welcomed_at = None
+        if began is not None and now - began >= STEADY_S:
+            self._tries = 0
 
     async def _hear(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
         while (message := await _receive(socket)) is not None:
@@ -156,15 +176,32 @@ class Uplink:
                 await self._news.wait()
                 self._news.clear()
                 while self._answers:
-                    await _send(socket, self._answers.popleft())
+                    await self._send(socket, self._answers.popleft())
                 if (status := self._status) is not None:
-                    await _send(socket, status)
+                    await self._send(socket, status)
                     if self._status is status:
                         self._status = None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             _LOG.debug("sending to the coordinator failed: %s", error)
             self._news.set()
             await socket.close()  # ends the hearing side, which dials again
+
+    async def _send(self, socket: aiohttp.ClientWebSocketResponse, message: Upward) -> None:
+        """Send as much of the message as its frame can hold."""
+        frame = fitted(message)
+        left_out = ("all of it",) if frame is None else frame.left_out
+        if left_out:
+            self._cut()
+            if left_out != self._cut_told:
+                _LOG.warning(
+                    "a %s is too large for the coordinator; left out: %s",
+                    message.TYPE,
+                    ", ".join(left_out),
+                )
+            self._cut_told = left_out
+        if frame is not None:
+            async with asyncio.timeout(SEND_S_MAX):
+                await socket.send_str(frame.data.decode())
 
     def _goodbye(self, goodbye: Goodbye) -> bool:
         if goodbye.retry:
@@ -192,11 +229,6 @@ class Uplink:
             if error.status in (401, 403):
                 why = "it refuses our token; see tokenFile (--token-file)"
         _LOG.warning("cannot reach the coordinator at %s, retrying (%s)", self.url, why)
-
-
-async def _send(socket: aiohttp.ClientWebSocketResponse, message: Upward) -> None:
-    async with asyncio.timeout(SEND_S_MAX):
-        await socket.send_str(encode(message).decode())
 
 
 async def _receive(socket: aiohttp.ClientWebSocketResponse) -> Downward | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sidecar.api import CheckpointPointer, FaultReport
 from sidecar.checkpoints import CheckpointRecord, checkpoint_answer
 from sidecar.findings import reported_fault
+from sidecar.names import labels_problem
 from sidecar.ranks import Worker
 from worker_shim.messages import (
     Ack,
@@ -47,6 +48,9 @@ def hear(
         case JobFault():
             return Heard(reply=done, fault=reported_fault(message, rank), news=True)
         case RankLabels():
+            unusable = labels_problem(message.labels)
+            if unusable is not None:
+                return Heard(reply=Refusal(reply_to=seq, reason=f"labels: {unusable}"), news=fresh)
             worker.labels = message.labels
             return Heard(reply=done, news=True)
         case CheckpointSaved():
@@ -58,7 +62,7 @@ def hear(
                 kind=message.checkpoint_type,
             )
             if refusal is not None:
-                return Heard(reply=Refusal(reply_to=seq, reason=refusal))
+                return Heard(reply=Refusal(reply_to=seq, reason=refusal), news=fresh)
             return Heard(reply=done, news=True)
         case CheckpointQuery():
             answer = checkpoint_answer(chosen, message.prefix, seq, message.checkpoint_type)

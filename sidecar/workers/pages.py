@@ -168,7 +168,7 @@ def _read(page: Page) -> Progress | None:
         return None
     try:
         return page.reader.read()
-    except (ProgressPageError, ValueError) as error:
+    except (ProgressPageError, OSError, ValueError) as error:
         _LOG.warning("progress of rank %d is not known any more: %s", page.rank, error)
         page.reader.close()
         page.reader = None

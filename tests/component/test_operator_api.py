@@ -354,7 +354,7 @@ def test_a_bad_request_is_refused_with_the_field_and_reaches_nobody(tmp_path: Pa
         assert "why" in body["error"]
         status, body = await desk.ask("POST", "/v1/job/restart", who="", why="x")
         assert status == 422
-        assert "$.who" in body["error"]
+        assert "who: must be a text of length >= 1, but is the text ''" in body["error"]
         status, body = await desk.ask("POST", "/v1/job/restart", who="ana", why="x" * 501)
         assert status == 422
         status, body = await desk.ask("POST", "/v1/nodes/zz/exclude", who="ana", why="x")
@@ -396,9 +396,15 @@ def test_what_another_agent_knows_of_a_node_reaches_the_core(tmp_path: Path) -> 
         assert (status, body["known"], body["severity"]) == (202, False, "healthy")
         assert desk.inbox.get_nowait()
         for bad, words in (
-            ({"severity": "awful", "reason": "x"}, "$.severity"),
+            (
+                {"severity": "awful", "reason": "x"},
+                "severity: must be one of fatal, warning, healthy, but is the text 'awful'",
+            ),
             ({"severity": "fatal"}, "reason is missing"),
-            ({"severity": "fatal", "reason": "x", "until": "tomorrow"}, "$.until"),
+            (
+                {"severity": "fatal", "reason": "x", "until": "tomorrow"},
+                "until: must be a date and time",
+            ),
             ({"severity": "fatal", "reason": "x", "until": "2020-01-01T00:00:00Z"}, "in the past"),
         ):
             status, body = await desk.ask("POST", path, node="a", source="s", **bad)
@@ -484,5 +490,58 @@ def test_the_scrape_page_is_clean_for_promtool(tmp_path: Path) -> None:
             "promtool", "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=PIPE
         )
         assert (await check.communicate(page), check.returncode) == ((b"", b""), 0)
+
+    visit(tmp_path, scene)
+
+
+def test_headers_and_paths_of_any_bytes_are_answered_with_a_sentence(tmp_path: Path) -> None:
+    """A scanner's request that ends in a traceback hides the one that matters in the log."""
+
+    async def scene(desk: Desk) -> None:
+        host, port = desk.url.removeprefix("http://").split(":")
+        for line, header, wanted in (
+            (b"GET /v1/job", b"Authorization: Bearer \xff\xfe", 401),
+            (b"GET /metrics", b"Accept: \xff\xfe;q=\xff", 401),
+            (b"GET /v1/incidents/%ff%00", b"Authorization: Bearer secret", 404),
+            (b"GET /%ff%fe", b"Authorization: Bearer secret", 404),
+            (b"GET /v1/incidents?limit=%ff", b"Authorization: Bearer secret", 400),
+            (b"GET /v1/incidents/last?format=%ff", b"Authorization: Bearer secret", 400),
+            (b"DELETE /v1/job", b"Authorization: Bearer secret", 405),
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header)
+            writer.write(b"\r\n\r\n")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            assert int(head.split()[1]) == wanted, (line, head)
+            sentence = json.loads(body)["error"]
+            assert sentence.isprintable()
+            assert sentence
+
+    visit(tmp_path, scene, token="secret")
+
+
+def test_an_accept_header_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """A scraper with an odd header must not be answered with a traceback."""
+
+    async def scene(desk: Desk) -> None:
+        host, port = desk.url.removeprefix("http://").split(":")
+        openmetrics = "application/openmetrics-text;version="
+        for accept, wanted in (
+            ("\udcff", 200),
+            ("text/plain;q=x", 200),
+            (f"{openmetrics}1.0.0", 200),
+            (f"{openmetrics}\udcff", 406),
+            (f"{openmetrics}newest", 406),
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            header = f"Accept: {accept}".encode(errors="surrogateescape")
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header)
+            writer.write(b"\r\n\r\n")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            assert int(head.split()[1]) == wanted, (accept, head)
+            if wanted != 200:
+                assert "Accept" in json.loads(body)["error"]
 
     visit(tmp_path, scene)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -250,3 +251,59 @@ def test_c85_answers_of_the_outage_are_kept_up_to_a_limit():
         await coordinator.close()
 
     asyncio.run(scenario())
+
+
+def test_a_status_above_the_limit_is_cut_and_heard(caplog):
+    """A node whose every message is refused is lost, and its job with it."""
+
+    async def scene() -> None:
+        coordinator = Coordinator()
+        await coordinator.open()
+        cuts: list[int] = []
+        uplink = Uplink(
+            f"http://127.0.0.1:{coordinator.port}/", HELLO, Heard(), None, lambda: cuts.append(1)
+        )
+        task = asyncio.create_task(uplink.run())
+        try:
+            uplink.report(replace(status(3), message="x" * (9 << 20)))
+            await until(lambda: len(coordinator.told) > 1)
+            assert coordinator.told[1].generation == 3
+            assert len(coordinator.told[1].message) < 1000
+            assert len(cuts) == 1
+            assert uplink.connects == 1
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await coordinator.close()
+
+    asyncio.run(scene())
+    assert "left out" in caplog.text
+
+
+def test_connections_that_are_lost_as_soon_as_they_are_made_are_dialled_ever_more_slowly(
+    monkeypatch,
+):
+    """A thousand sidecars that are each hung up on would dial a thousand times a second."""
+
+    async def scene() -> None:
+        coordinator = Coordinator()
+        await coordinator.open()
+        drawn: list[float] = []
+
+        def longest(least: float, most: float) -> float:
+            drawn.append(most)
+            return 0.0
+
+        monkeypatch.setattr(random, "uniform", longest)
+        async with dialled(coordinator):
+            for number in range(1, 5):
+                await until(lambda wanted=number: len(drawn) >= wanted or coordinator.sockets)
+                while len(drawn) < number:
+                    for socket in coordinator.sockets:
+                        await socket.close()
+                    coordinator.sockets.clear()
+                    await asyncio.sleep(0.01)
+        assert drawn[:4] == [1.5, 3.0, 5.0, 5.0]
+        await coordinator.close()
+
+    asyncio.run(scene())

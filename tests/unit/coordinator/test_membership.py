@@ -64,11 +64,30 @@ def test_misfits_are_rejected_for_good_with_the_way_out():
         (a_hello(job="other\x1b[2J"), "serves job 'other'"),
         (a_hello(nproc_per_node=8), "runs 8 workers and the job asks for 2"),
         (a_hello(node=" "), "--node-name"),
+        (a_hello(node=""), "--node-name"),
+        (a_hello(node="../../etc"), "--node-name"),
+        (a_hello(node="n\x1b[2J"), "'n\\x1b[2J' is not a name"),
+        (a_hello(node="n" * 64), "--node-name"),
+        (a_hello(host="a b"), "--host"),
+        (a_hello(host="h" * 300), "longer than the 253 characters"),
+        (a_hello(host=""), "--host"),
+        (a_hello(http_port=0), "0 is not a port"),
+        (a_hello(http_port=-5), "--http-port"),
+        (a_hello(http_port=70_000), "70000 is not a port"),
+        (a_hello(labels={"": "x"}), "--label"),
+        (a_hello(labels={"rack": "x" * 300}), "--label"),
+        (a_hello(labels={"rack": "\x1b[2J"}), "'\\x1b[2J' of 'rack' cannot be used"),
+        (a_hello(labels={str(it): "" for it in range(65)}), "65 of them are too many"),
+        (a_hello(gpus=(0, 0)), "devices"),
+        (a_hello(gpus=(-1,)), "-1 is not the index"),
+        (a_hello(agent_version="v" * 65), "version"),
+        (a_hello(incarnation="\n"), "incarnation"),
     ):
         answer = a_table().open(1, hello, at(0))
         assert isinstance(answer, Rejected)
         assert not answer.retry
         assert words in answer.reason
+        assert answer.reason.isprintable()
 
 
 def test_a_second_sidecar_of_a_live_node_is_a_duplicate():

@@ -334,3 +334,34 @@ def test_a_collective_entered_since_the_last_sample_is_shown(page, since_ns):
     writer.beat(70, 12, [words(1, (0, 1), seq=12, fingerprint=71, operation=1)])
     (shown,) = reader.read().groups
     assert (shown.seq, shown.fingerprint, shown.inside) == (12, 71, False)
+
+
+@pytest.mark.parametrize("left", [0, 1, 200, 4096, 16383])
+def test_a_page_that_is_cut_short_under_its_reader_is_an_error_and_no_signal(page, left):
+    """SIGBUS would end the sidecar, and every worker of the node with it."""
+    code = """
+import os, sys
+from scout.progress import PageReader, PageWriter, ProgressPageError
+PageWriter.open(sys.argv[1], 7).publish(3)
+reader = PageReader.open(sys.argv[1], 7)
+assert reader.read().step == 3
+os.truncate(sys.argv[1], int(sys.argv[2]))
+try:
+    reader.read()
+except ProgressPageError as error:
+    print(error)
+"""
+    child = in_a_child(code, page, left)
+    said, _ = child.communicate(timeout=DEADLINE_S)
+    assert child.returncode == 0
+    assert said == f"progress page {page} was cut short\n"
+
+
+def test_a_page_whose_file_was_removed_still_tells_its_last_words(page):
+    """A tidy-up of /dev/shm must not blind the node to ranks that run."""
+    reader, writer = PageReader.open(page, 7), PageWriter.open(page, 7)
+    writer.publish(3)
+    page.unlink()
+    assert reader.read().step == 3
+    writer.publish(4)
+    assert reader.read().step == 4

@@ -38,11 +38,13 @@ from sidecar.events import (
     WorkersSpawned,
 )
 from worker_shim.messages import (
+    Ack,
     CheckpointAnswer,
     CheckpointQuery,
     CheckpointSaved,
     Envelope,
     JobFault,
+    RankLabels,
     Refusal,
     RestartMode,
 )
@@ -337,6 +339,45 @@ def test_a_confirmed_checkpoint_is_kept_over_a_restart_up_to_the_chosen_step():
     )
     answer = CheckpointAnswer(prefix="p", step=20, path="/c/20", reply_to=1)
     assert effects[0] == AnswerWorker(connection=1, reply=answer)
+
+
+def said(core, message, seq=1):
+    """Return the core's answer to a worker's message."""
+    envelope = Envelope(client_id="c", seq=seq, generation=1)
+    event = WorkerSpoke(connection=1, envelope=envelope, message=message)
+    (reply,) = (it.reply for it in core.handle(event, at(2)) if isinstance(it, AnswerWorker))
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"step": -1}, "step -1 of p is no number of completed steps"),
+        ({"step": -(1 << 70)}, "is no number of completed steps"),
+        ({"step": 1 << 63}, "is no number of completed steps"),
+        ({"path": "x" * 4097}, "the path of step 5 is none"),
+        ({"path": "a\0b"}, "the path of step 5 is none"),
+        ({"prefix": "p" * 257}, "at most 256 characters"),
+    ],
+)
+def test_a_confirmation_of_what_cannot_be_is_refused_and_not_kept(more, words):
+    """A step below zero would be chosen by no rule and repeated in every status."""
+    core = running()
+    fields = {"prefix": "p", "step": 5, "path": "/c"} | more
+    reply = said(core, CheckpointSaved(local_rank=0, **fields))
+    assert isinstance(reply, Refusal)
+    assert words in reply.reason
+    assert len(reply.reason) < 400
+    assert core.snapshot(at(3)).checkpoints == ()
+
+
+def test_labels_beyond_their_bounds_are_refused():
+    """Each status repeats the labels of every rank: those of one must not fill it."""
+    core = running()
+    for labels in ({"dp": "x" * 257}, {"": "0"}, {str(it): "0" for it in range(65)}):
+        assert isinstance(said(core, RankLabels(local_rank=0, labels=labels)), Refusal)
+    assert isinstance(said(core, RankLabels(local_rank=0, labels={"dp": "3"})), Ack)
+    assert core.snapshot(at(3)).ranks[0].labels == {"dp": "3"}
 
 
 def test_a_start_from_the_beginning_forgets_every_confirmation():
