@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
 .PHONY: bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
-.PHONY: metrics-reference
+.PHONY: metrics-reference alerts
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -40,10 +40,14 @@ check: setup-tests  ## format, lint, types, import contracts, alert rules, dashb
 	amtool check-config alerts/alertmanager.yaml
 	$(if $(wildcard compose/prometheus.yml),promtool check config --syntax-only compose/prometheus.yml)
 	$(BIN)/python -m dashboards.build --check
+	$(BIN)/python -m alerts.build --check
 	$(BIN)/python -m tools.metrics_reference --check
 
 dashboards: setup  ## write dashboards/*.json from their builders
 	$(BIN)/python -m dashboards.build
+
+alerts: setup  ## write alerts/outrider.rules.yaml from its source
+	$(BIN)/python -m alerts.build
 
 metrics-reference: setup  ## write docs/metrics.md from the collectors
 	$(BIN)/python -m tools.metrics_reference

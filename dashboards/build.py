@@ -12,13 +12,27 @@ from typing import Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards.overview import UID, overview
+from dashboards import (
+    checkpoints,
+    control_plane,
+    incident,
+    localize,
+    node,
+    overview,
+    recovery,
+)
 from dashboards.parts import Builder
 
 FOLDER: Final = Path(__file__).resolve().parent
 
 DASHBOARDS: Final[Mapping[str, Callable[[], Builder]]] = {
-    f"{UID}.json": overview,
+    f"{overview.UID}.json": overview.overview,
+    f"{localize.UID}.json": localize.localize,
+    f"{node.UID}.json": node.node,
+    f"{checkpoints.UID}.json": checkpoints.checkpoints,
+    f"{recovery.UID}.json": recovery.recovery,
+    f"{control_plane.UID}.json": control_plane.control_plane,
+    f"{incident.UID}.json": incident.incident,
 }
 """File name -> builder."""
 

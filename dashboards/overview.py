@@ -6,30 +6,10 @@ in progress.
 
 from typing import Final
 
-from dashboards import parts
-from dashboards.parts import BAD, BUSY, GOOD, IDLE, JOB, LOST, NODE, WARN, Builder, Frames
+from dashboards import parts, shared
+from dashboards.parts import BAD, GOOD, IDLE, JOB, NODE, WARN, Builder, Frames
 
 UID: Final = "outrider-overview"
-
-JOB_PHASES: Final = {
-    "waiting_for_nodes": WARN,
-    "starting": BUSY,
-    "running": GOOD,
-    "localizing": WARN,
-    "stopping": WARN,
-    "completed": IDLE,
-    "failed": LOST,
-    "stopped": IDLE,
-}
-AGENT_STATES: Final = {
-    "init": IDLE,
-    "ready": BUSY,
-    "running": GOOD,
-    "completed": IDLE,
-    "faulted": BAD,
-    "stopping": WARN,
-    "shutdown": LOST,
-}
 
 
 def overview() -> Builder:
@@ -43,53 +23,48 @@ def overview() -> Builder:
         )
         .refresh("10s")
         .time("now-1h", "now")
-        .with_variable(
-            parts.label_variable(
-                "training_job", "Job", "label_values(outrider_job_info, training_job)", many=False
-            )
-        )
-        .with_variable(
-            parts.label_variable(
-                "node",
-                "Node",
-                "label_values(outrider_coordinator_agent_last_seen_timestamp_seconds"
-                f"{{{JOB}}}, node)",
-                many=True,
-            )
-        )
-        .annotation(
-            parts.mark(
-                "Restarts",
-                f"sum by (mode) (increase(outrider_restarts_total{{{JOB}}}[$__rate_interval])) > 0",
-                WARN,
-            )
-        )
-        .annotation(
-            parts.mark(
-                "Faults",
-                f"sum by (kind) (increase(outrider_faults_total{{{JOB}}}[$__rate_interval])) > 0",
-                BAD,
-            )
-        )
+        .with_variable(parts.node_variable())
+        .with_variable(parts.coordinator_variable())
+        .link(parts.page_link("Last incident", "${coordinator}/incidents/last"))
     )
+    page.with_row(frames.row("Is training healthy?"))
     _health(page, frames)
-    _suspects(page, frames)
-    _progress(page, frames)
-    _recovery(page, frames)
-    _events(page, frames)
-    _self(page, frames)
+    _counts(page, frames)
+    page.with_row(frames.row("Where is the fault?"))
+    page.with_panel(shared.suspects(frames, width=16))
+    page.with_panel(_excluded(frames))
+    page.with_panel(shared.gpu_matrix(frames, width=16, height=9))
+    page.with_panel(_not_running(frames))
+    page.with_row(frames.row("Does it move?"))
+    page.with_panel(shared.job_phase(frames, width=12))
+    page.with_panel(_recovery_phase(frames))
+    page.with_panel(_steps(frames))
+    page.with_panel(shared.silence(frames, width=12))
+    page.with_row(frames.row("What else is wrong?"))
+    page.with_panel(_alerts(frames))
+    page.with_panel(_verdicts(frames))
     return page
 
 
 def _health(page: Builder, frames: Frames) -> None:
-    page.with_row(frames.row("Is training healthy?"))
     page.with_panel(
-        frames.number("Job phase", "What the coordinator is doing for the job.", "none", width=5)
-        .mappings([parts.state_names(JOB_PHASES)])
+        frames.number("Job phase", "What the coordinator is doing for the job.", "none", width=4)
+        .mappings([parts.state_names(shared.JOB_PHASES)])
         .with_target(
             parts.right_now(
                 parts.state_number(
-                    f"outrider_job_phase{{{JOB}}}", "phase", JOB_PHASES, "training_job"
+                    f"outrider_job_phase{{{JOB}}}", "phase", shared.JOB_PHASES, "training_job"
+                )
+            )
+        )
+    )
+    page.with_panel(
+        frames.number("Recovery", "How deep the present recovery goes.", "none", width=4)
+        .mappings([parts.state_names(shared.LEVELS)])
+        .with_target(
+            parts.right_now(
+                parts.state_number(
+                    f"outrider_recovery_level{{{JOB}}}", "level", shared.LEVELS, "training_job"
                 )
             )
         )
@@ -104,25 +79,41 @@ def _health(page: Builder, frames: Frames) -> None:
         )
     )
     page.with_panel(
-        frames.number("Longest silence", "How long ago the slowest rank last moved.", "s", width=4)
+        frames.number("Longest silence", "How long ago the slowest rank last moved.", "s", width=3)
         .decimals(0)
         .no_value("not known")
         .thresholds(parts.thresholds(GOOD, (60, WARN), (120, BAD)))
         .with_target(parts.right_now(f"max(outrider_rank_progress_age_seconds{{{NODE}}})"))
     )
+
+
+def _counts(page: Builder, frames: Frames) -> None:
     page.with_panel(
         frames.number(
             "Steps at risk",
             "Steps since the newest checkpoint that every rank confirmed: lost if it broke now.",
             "short",
-            width=4,
+            width=3,
         )
         .no_value("no checkpoint")
         .thresholds(parts.thresholds(IDLE))
         .with_target(
             parts.right_now(
-                f"outrider_job_step{{{JOB}}} - on (training_job) min by (training_job) "
-                f"(outrider_checkpoint_consistent_step{{{JOB}}})"
+                f"outrider_job_step{{{JOB}}} - on (cluster, training_job) min by (cluster,"
+                f" training_job) (outrider_checkpoint_consistent_step{{{JOB}}})"
+            )
+        )
+    )
+    page.with_panel(shared.goodput(frames, "Goodput, 1 h", "1h", width=3))
+    page.with_panel(
+        frames.number(
+            "Nodes missing", "Nodes that should hold ranks and do not run.", "short", width=2
+        )
+        .thresholds(parts.thresholds(GOOD, (1, BAD)))
+        .with_target(
+            parts.right_now(
+                f"sum(outrider_job_nodes_expected{{{JOB}}}) - sum(outrider_coordinator_agents"
+                f'{{{JOB}, state=~"running|completed"}})'
             )
         )
     )
@@ -131,47 +122,15 @@ def _health(page: Builder, frames: Frames) -> None:
             "Restarts left",
             "Restarts left in the sliding window before the job is given up.",
             "short",
-            width=4,
+            width=2,
         )
         .thresholds(parts.thresholds(BAD, (1, WARN), (2, GOOD)))
         .with_target(parts.right_now(f"min(outrider_restart_budget_remaining{{{JOB}}})"))
     )
-    page.with_panel(
-        frames.number("Spare nodes", "Nodes that stand by without a rank.", "short", width=4)
-        .thresholds(parts.thresholds(IDLE))
-        .with_target(parts.right_now(f"sum(outrider_spare_nodes{{{JOB}}})"))
-    )
 
 
-def _suspects(page: Builder, frames: Frames) -> None:
-    here = f"/d/{UID}?var-node=${{__value.text}}&${{training_job:queryparam}}&${{__url_time_range}}"
-    page.with_row(frames.row("Where is the fault?"))
-    page.with_panel(
-        frames.rows(
-            "Suspects",
-            "Every open fault with the one it is attributed to. Empty means none is open.",
-            "none",
-            width=16,
-            height=6,
-        )
-        .no_value("no open fault")
-        .with_target(
-            parts.right_now(
-                f"outrider_fault_active_since_timestamp_seconds{{{JOB}}} * 1000", as_table=True
-            )
-        )
-        .with_transformation(
-            parts.table_columns(
-                hide=("Time", "__name__", "instance", "job"),
-                rename={"Value": "since", "training_job": "training job", "gpu": "GPU"},
-            )
-        )
-        .override_by_name("since", [parts.column("unit", "dateTimeFromNow")])
-        .override_by_name(
-            "node", [parts.column("links", [{"title": "Only this node", "url": here}])]
-        )
-    )
-    page.with_panel(
+def _excluded(frames: Frames) -> Builder:
+    return (
         frames.rows(
             "Excluded nodes",
             "Nodes that get no ranks any more, and why.",
@@ -179,47 +138,53 @@ def _suspects(page: Builder, frames: Frames) -> None:
             width=8,
             height=6,
         )
-        .no_value("none")
         .with_target(
             parts.right_now(f"outrider_nodes_excluded{{{JOB}}} == 1", as_table=True),
         )
-        .with_transformation(
-            parts.table_columns(
-                hide=("Time", "Value", "__name__", "instance", "job", "training_job"), rename={}
-            )
-        )
+        .with_transformation(parts.table_columns(hide=(*shared.HIDDEN, "Value"), rename={}))
     )
 
 
-def _progress(page: Builder, frames: Frames) -> None:
-    page.with_row(frames.row("Does it move?"))
-    page.with_panel(
-        frames.states(
-            "Job phase over time", "What the coordinator did, and for how long.", width=12
+def _not_running(frames: Frames) -> Builder:
+    return (
+        frames.rows(
+            "Nodes not running",
+            "Nodes whose agent is in another state than running.",
+            "none",
+            width=8,
+            height=9,
         )
-        .mappings([parts.state_names(JOB_PHASES)])
+        .no_value("all run")
+        .with_target(
+            parts.right_now(
+                f'max by (node, state) (outrider_agent_state{{{NODE}, state!="running"}}) == 1',
+                as_table=True,
+            )
+        )
+        .with_transformation(parts.table_columns(hide=(*shared.HIDDEN, "Value"), rename={}))
+    )
+
+
+def _recovery_phase(frames: Frames) -> Builder:
+    return (
+        frames.states("Recovery", "Where a recovery stood.", width=12, height=6)
+        .mappings([parts.state_names(shared.RECOVERY_PHASES)])
         .with_target(
             parts.over_time(
                 parts.state_number(
-                    f"outrider_job_phase{{{JOB}}}", "phase", JOB_PHASES, "training_job"
+                    f"outrider_recovery_phase{{{JOB}}}",
+                    "phase",
+                    shared.RECOVERY_PHASES,
+                    "training_job",
                 ),
                 "{{training_job}}",
             )
         )
     )
-    page.with_panel(
-        frames.states("Agents", "What the sidecar of each node said of itself.", width=12)
-        .mappings([parts.state_names(AGENT_STATES)])
-        .with_target(
-            parts.over_time(
-                parts.state_number(
-                    f"outrider_agent_state{{{NODE}}}", "state", AGENT_STATES, "node"
-                ),
-                "{{node}}",
-            )
-        )
-    )
-    page.with_panel(
+
+
+def _steps(frames: Frames) -> Builder:
+    return (
         frames.lines(
             "Steps",
             "Completed step and newest checkpoint of every rank. Flat is standing still; a drop is "
@@ -234,127 +199,35 @@ def _progress(page: Builder, frames: Frames) -> None:
             )
         )
     )
-    page.with_panel(
-        frames.lines(
-            "Silence by rank",
-            "How long ago each rank last moved; the culprit rises first.",
-            "s",
-            width=12,
-        ).with_target(
-            parts.over_time(
-                f"max by (node, rank) (outrider_rank_progress_age_seconds{{{NODE}}})",
-                "rank {{rank}} on {{node}}",
-            )
-        )
-    )
 
 
-def _recovery(page: Builder, frames: Frames) -> None:
-    page.with_row(frames.row("How well does it recover?"))
-    page.with_panel(
-        frames.bars(
-            "Mean time per recovery phase",
-            "Where the seconds between a fault and the next step went, over the shown range.",
-            "s",
-            width=8,
-        ).with_target(
-            parts.right_now(
-                "sum by (phase) (increase("
-                f"outrider_recovery_phase_duration_seconds_sum{{{JOB}}}[$__range])) / "
-                "sum by (phase) (increase("
-                f"outrider_recovery_phase_duration_seconds_count{{{JOB}}}[$__range])) > 0",
-                "{{phase}}",
-            )
-        )
-    )
-    quantile = (
-        "histogram_quantile({share}, sum by (le) (increase("
-        f"outrider_recovery_duration_seconds_bucket{{{{{JOB}}}}}[$__range])))"
-    )
-    page.with_panel(
-        frames.lines("Time to recover", "From the fault to the first step after it.", "s", width=8)
-        .with_target(parts.over_time(quantile.format(share="0.5"), "half below"))
-        .with_target(parts.over_time(quantile.format(share="0.95"), "95 % below", ref="B"))
-    )
-
-
-def _events(page: Builder, frames: Frames) -> None:
-    page.with_panel(
-        frames.columns("Restarts", "Restarts by mode.", "short", width=8).with_target(
-            parts.over_time(
-                f"sum by (mode) (increase(outrider_restarts_total{{{JOB}}}[$__rate_interval]))",
-                "{{mode}}",
-            )
-        )
-    )
-    page.with_panel(
-        frames.columns("Faults", "Faults by what broke.", "short", width=8).with_target(
-            parts.over_time(
-                f"sum by (kind) (increase(outrider_faults_total{{{JOB}}}[$__rate_interval]))",
-                "{{kind}}",
-            )
-        )
-    )
-    page.with_panel(
-        frames.columns(
-            "Verdicts",
-            "Attributed names somebody; inconclusive names nobody and says why.",
-            "short",
-            width=8,
-        ).with_target(
-            parts.over_time(
-                f"sum by (outcome) (increase(outrider_verdicts_total{{{JOB}}}[$__rate_interval]))",
-                "{{outcome}}",
-            )
-        )
-    )
-    page.with_panel(
-        frames.columns(
-            "Lost steps", "Steps that had to be trained again.", "short", width=8
-        ).with_target(
-            parts.over_time(
-                f"sum(increase(outrider_lost_steps_total{{{JOB}}}[$__rate_interval]))", "lost"
-            )
-        )
-    )
-
-
-def _self(page: Builder, frames: Frames) -> None:
-    page.with_row(frames.row("Can Outrider itself be trusted?"))
-    page.with_panel(
-        frames.lines(
-            "Last word from each node",
-            "How long ago the coordinator heard from each sidecar.",
-            "s",
-            width=8,
-        ).with_target(
-            parts.over_time(
-                "time() - max by (node) (outrider_coordinator_agent_last_seen_timestamp_seconds"
-                f"{{{JOB},{NODE}}})",
-                "{{node}}",
-            )
-        )
-    )
-    page.with_panel(
-        frames.columns(
-            "Refused worker messages",
-            "Frames and messages from workers that could not be accepted.",
-            "short",
-            width=8,
-        ).with_target(
-            parts.over_time(
-                "sum by (reason) "
-                f"(increase(outrider_ipc_errors_total{{{NODE}}}[$__rate_interval]))",
-                "{{reason}}",
-            )
-        )
-    )
-    page.with_panel(
+def _alerts(frames: Frames) -> Builder:
+    return (
         frames.rows(
-            "Versions", "Which version runs where; more than one is a rollout.", "short", width=8
+            "Firing alerts",
+            "What Prometheus is telling Alertmanager now.",
+            "none",
+            width=12,
         )
         .with_target(
-            parts.right_now("count by (component, version) (outrider_build_info)", as_table=True)
+            parts.right_now('ALERTS{alertstate="firing", alertname=~"Outrider.*"}', as_table=True)
         )
-        .with_transformation(parts.table_columns(hide=("Time",), rename={"Value": "processes"}))
+        .with_transformation(
+            parts.table_columns(
+                hide=(*shared.HIDDEN, "Value", "alertstate", "component", "scope"), rename={}
+            )
+        )
+    )
+
+
+def _verdicts(frames: Frames) -> Builder:
+    return frames.columns(
+        "Verdicts",
+        "Attributed names somebody; inconclusive names nobody and says why.",
+        "short",
+        width=12,
+    ).with_target(
+        parts.over_time(
+            parts.increase(f"outrider_verdicts_total{{{JOB}}}", "outcome"), "{{outcome}}"
+        )
     )

@@ -7,12 +7,22 @@ The builders come from the grafana-foundation-sdk, whose classes carry no usable
 from collections.abc import Mapping
 from typing import Any, Final
 
-from grafana_foundation_sdk.builders import bargauge, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    heatmap,
+    stat,
+    statetimeline,
+    table,
+    text,
+    timeseries,
+)
 from grafana_foundation_sdk.builders import common as common_builders
 from grafana_foundation_sdk.builders import dashboard as board
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.models import common, prometheus
 from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.text import TextMode
 
 Builder = Any
 
@@ -22,8 +32,13 @@ SCRAPE_INTERVAL: Final = "15s"
 
 SOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
-JOB: Final = 'training_job=~"$training_job"'
-NODE: Final = 'node=~"$node"'
+CLUSTER: Final = 'cluster=~"$cluster"'
+JOB: Final = f'{CLUSTER}, training_job=~"$training_job"'
+NODE: Final = f'{CLUSTER}, node=~"$node"'
+NONE: Final = "none"
+"""What a panel says when its query is rightly empty."""
+
+SCHEME: Final = HeatmapColorMode.SCHEME
 
 GOOD: Final = "green"
 BUSY: Final = "blue"
@@ -74,6 +89,21 @@ def state_names(states: Mapping[str, str]) -> Builder:
             for number, (state, color) in enumerate(states.items())
         }
     )
+
+
+def words_colored(colors: Mapping[str, str]) -> Builder:
+    """Return the mapping that colours words."""
+    return model.ValueMap(
+        options={
+            word: model.ValueMappingResult(text=word, color=color, index=number)
+            for number, (word, color) in enumerate(colors.items())
+        }
+    )
+
+
+def ascending(column_name: str) -> Builder:
+    """Return a table's order by one column."""
+    return common_builders.TableSortByFieldState().display_name(column_name).desc(False)
 
 
 class Frames:
@@ -146,6 +176,29 @@ class Frames:
             .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         )
 
+    def heat(self, title: str, why: str, *, width: int, height: int = 8) -> Builder:
+        """Return how often which duration occurred, over time; the query returns buckets."""
+        return (
+            self._frame(heatmap.Panel(), title, why, unit="short", width=width, height=height)
+            .calculate(False)
+            .y_axis(heatmap.YAxisConfig().unit("s"))
+            .color(heatmap.HeatmapColorOptions().scheme("Blues").steps(32).mode(SCHEME))
+            .exemplars_color("rgba(255,120,10,0.9)")
+        )
+
+    def words(self, title: str, why: str, markdown: str, *, width: int, height: int) -> Builder:
+        """Return a text that explains the panels around it."""
+        return (
+            text.Panel()
+            .id(self._number())
+            .title(title)
+            .description(why)
+            .mode(TextMode.MARKDOWN)
+            .content(markdown)
+            .span(width)
+            .height(height)
+        )
+
     def rows(self, title: str, why: str, unit: str, *, width: int, height: int = 8) -> Builder:
         """Return a table."""
         return self._frame(table.Panel(), title, why, unit=unit, width=width, height=height)
@@ -159,6 +212,7 @@ class Frames:
             .description(why)
             .unit(unit)
             .datasource(SOURCE)
+            .no_value(NONE)
             .interval(SCRAPE_INTERVAL)
             .span(width)
             .height(height)
@@ -168,6 +222,35 @@ class Frames:
         number = self._next_id
         self._next_id += 1
         return number
+
+
+def increase(expr: str, by: str, window: str = "$__rate_interval") -> str:
+    """Return how much a counter grew per window, summed by labels."""
+    return f"sum by ({by}) (increase({expr}[{window}]))"
+
+
+def buckets(metric: str, matchers: str) -> Builder:
+    """Return a query for a heatmap of a histogram."""
+    expr = f"sum by (le) (increase({metric}_bucket{{{matchers}}}[$__rate_interval]))"
+    query = over_time(expr, "{{le}}").exemplar(True)
+    return query.format(prometheus.PromQueryFormat.HEATMAP)
+
+
+def quantile(share: float, metric: str, matchers: str, by: str = "", window: str = "") -> str:
+    """Return a quantile of a histogram over ``window``, by labels if any."""
+    labels = f"le, {by}" if by else "le"
+    inner = f"sum by ({labels}) (increase({metric}_bucket{{{matchers}}}[{window or '$__range'}]))"
+    return f"histogram_quantile({share}, {inner})"
+
+
+def matrix(row: str, column: str) -> list[Builder]:
+    """Return the transformations that lay series out as a table of rows and columns."""
+    grouping = {"rowField": row, "columnField": column, "valueField": "Value"}
+    renamed = {"excludeByName": {}, "renameByName": {f"{row}\\{column}": row}}
+    return [
+        model.DataTransformerConfig(id_val="groupingToMatrix", options=grouping),
+        model.DataTransformerConfig(id_val="organize", options=renamed),
+    ]
 
 
 def table_columns(hide: tuple[str, ...], rename: Mapping[str, str]) -> Builder:
@@ -183,7 +266,9 @@ def column(key: str, value: object) -> Builder:
     return model.DynamicConfigValue(id_val=key, value=value)
 
 
-def label_variable(name: str, label: str, query: str, *, many: bool) -> Builder:
+def label_variable(
+    name: str, label: str, query: str, *, many: bool, all_value: str = ".+"
+) -> Builder:
     """Return a variable that lists a label's values; ``many`` allows several and all."""
     variable = (
         board.QueryVariable(name)
@@ -193,7 +278,7 @@ def label_variable(name: str, label: str, query: str, *, many: bool) -> Builder:
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(model.VariableSort.ALPHABETICAL_ASC)
     )
-    return variable.multi(True).include_all(True).all_value(".+") if many else variable
+    return variable.multi(True).include_all(True).all_value(all_value) if many else variable
 
 
 def new_dashboard(uid: str, title: str, description: str) -> Builder:
@@ -218,7 +303,69 @@ def new_dashboard(uid: str, title: str, description: str) -> Builder:
         .with_variable(
             board.DatasourceVariable("datasource").label("Data source").type("prometheus")
         )
+        .with_variable(
+            label_variable(
+                "cluster",
+                "Cluster",
+                "label_values(outrider_job_info, cluster)",
+                many=True,
+                all_value=".*",  # a label that nobody set is matched as well
+            )
+        )
+        .with_variable(
+            label_variable(
+                "training_job",
+                "Job",
+                f"label_values(outrider_job_info{{{CLUSTER}}}, training_job)",
+                many=False,
+            )
+        )
+        .annotation(
+            mark(
+                "Restarts",
+                f"sum by (mode) (increase(outrider_restarts_total{{{JOB}}}[$__rate_interval])) > 0",
+                WARN,
+            )
+        )
+        .annotation(
+            mark(
+                "Faults",
+                f"sum by (kind) (increase(outrider_faults_total{{{JOB}}}[$__rate_interval])) > 0",
+                BAD,
+            )
+        )
     )
+
+
+def node_variable(*, many: bool = True) -> Builder:
+    """Return the variable that lists the nodes of the chosen job."""
+    return label_variable(
+        "node",
+        "Node",
+        f"label_values(outrider_coordinator_agent_last_seen_timestamp_seconds{{{JOB}}}, node)",
+        many=many,
+    )
+
+
+def coordinator_variable() -> Builder:
+    """Return where the coordinator is, as a browser reaches it: its pages are linked to."""
+    return (
+        board.TextBoxVariable("coordinator")
+        .label("Coordinator")
+        .default_value("http://127.0.0.1:8081")
+    )
+
+
+def page_link(title: str, url: str) -> Builder:
+    """Return a link at the top of a dashboard to a page outside Grafana."""
+    return board.DashboardLink(title).type(model.DashboardLinkType.LINK).url(url).target_blank(True)
+
+
+def link_to(uid: str, title: str, *variables: str) -> dict[str, str]:
+    """Return a column's link that opens a dashboard with the clicked value and what is chosen."""
+    chosen = "&".join(f"${{{name}:queryparam}}" for name in ("cluster", "training_job"))
+    own = "&".join(variables)
+    return {"title": title, "url": f"/d/{uid}?{own}&{chosen}&${{__url_time_range}}"}
 
 
 def mark(name: str, expr: str, color: str) -> Builder:

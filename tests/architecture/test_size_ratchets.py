@@ -10,6 +10,7 @@ SOURCES = (
     "sidecar",
     "worker_shim",
     "scout",
+    "alerts",
     "dashboards",
     "tools",
     "examples",

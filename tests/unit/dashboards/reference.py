@@ -8,7 +8,7 @@ import promql_parser
 
 ROOT = Path(__file__).resolve().parents[3]
 
-TARGET_LABELS = frozenset({"job", "instance", "node"})
+TARGET_LABELS = frozenset({"job", "instance", "node", "cluster"})
 """What Prometheus adds to every series of a target."""
 
 
@@ -16,8 +16,13 @@ def labels_by_metric() -> dict[str, frozenset[str]]:
     """Every series name in the reference, a histogram's three included, with its labels."""
     found: dict[str, frozenset[str]] = {"up": frozenset()}
     table = re.compile(r"^\| `(outrider_\w+)` \| (\w+) \| (.*?) \|", re.MULTILINE)
-    for name, kind, labels in table.findall((ROOT / "docs/metrics.md").read_text("utf-8")):
+    text = (ROOT / "docs/metrics.md").read_text("utf-8")
+    of_sidecars = set(table.findall(text.split("\n## Sidecar\n")[1]))
+    for row in table.findall(text):
+        name, kind, labels = row
         names = frozenset(re.findall(r"`(\w+)`", labels))
+        if row in of_sidecars:
+            names |= {"training_job"}
         found[name] = names
         if kind == "histogram":
             found |= {
