@@ -135,7 +135,7 @@ class Ledger:
                 self._book(Account.STARTING, self.seen_ns, seen)
             case JobPhase.STOPPING:
                 self._book(Account.STOPPING, self.seen_ns, seen)
-            case JobPhase.COMPLETED | JobPhase.FAILED:
+            case JobPhase.COMPLETED | JobPhase.FAILED | JobPhase.STOPPED:
                 self._book(Account.IDLE, self.seen_ns, seen)
         if seen.phase is not self.phase and seen.phase in (JobPhase.STARTING, JobPhase.WAITING):
             self.step = None
@@ -151,9 +151,9 @@ class Ledger:
         """The job ran since the last look."""
         if seen.phase is JobPhase.LOCALIZING:
             return  # held until the verdict says since when it was broken
-        if seen.phase in (JobPhase.COMPLETED, JobPhase.FAILED):
-            done = seen.phase is JobPhase.COMPLETED
-            self._book(self._running_account() if done else Account.DETECTING, self.seen_ns, seen)
+        if seen.phase.terminal:
+            lost = seen.phase is JobPhase.FAILED
+            self._book(Account.DETECTING if lost else self._running_account(), self.seen_ns, seen)
         elif seen.phase is not JobPhase.RUNNING:
             self._judged(seen)
         elif self.step is None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
+from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.health_events import HealthSeverity
 from coordinator.incidents import Incident, IncidentPhase
 from coordinator.metric_parts import JOB, gauge, number, short, state_set, total
@@ -28,8 +29,12 @@ RECOVERY_PHASES: Final = (
     "loading",
 )
 VERDICTS: Final = ("none", "pending", "attributed", "inconclusive", "agree")
-TRUSTS: Final = ("confirmed", "resumed_from")
-"""``confirmed``: every rank saved it to one place.  ``resumed_from``: what this run began with."""
+UNCONFIRMED: Final = "unconfirmed"
+"""Some rank has not confirmed it, or its ranks do not agree where it lies."""
+CONFIRMED: Final = "confirmed"
+"""Every rank saved it to one place."""
+RESUMED_FROM: Final = "resumed_from"
+"""What this run began with."""
 
 
 def job_families(view: JobView, now_s: float) -> Iterator[Metric]:
@@ -123,15 +128,21 @@ def _checkpoints(view: JobView) -> Iterator[Metric]:
         (JOB, "prefix"),
         [((job, prefix), step) for prefix, step in newest.items()],
     )
-    rows = [((job, prefix, TRUSTS[0]), step) for prefix, step in newest.items()]
-    rows += [((job, it.prefix, TRUSTS[1]), it.step) for it in view.chosen_checkpoints]
+    pending = {it.prefix: it.step for it in sorted(view.pending_checkpoints, key=_step)}
+    rows = [((job, prefix, CONFIRMED), step) for prefix, step in newest.items()]
+    rows += [((job, prefix, UNCONFIRMED), step) for prefix, step in pending.items()]
+    rows += [((job, it.prefix, RESUMED_FROM), it.step) for it in view.chosen_checkpoints]
     yield gauge(
         "outrider_checkpoint_step",
-        "Newest step of a kind of checkpoint, by how far it is trusted: `confirmed` by every"
-        " rank, `resumed_from` when the present run began with it.",
+        "Newest step of a kind of checkpoint, by how far it is trusted: `unconfirmed` while a rank"
+        " owes its word, `confirmed` by every rank, `resumed_from` when this run began with it.",
         (JOB, "prefix", "trust"),
         rows,
     )
+
+
+def _step(pending: PendingCheckpoint) -> int:
+    return pending.step
 
 
 def _fault(view: JobView, now_s: float) -> Iterator[Metric]:
