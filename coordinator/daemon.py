@@ -24,7 +24,7 @@ from coordinator.fleet import Fleet
 from coordinator.history import History
 from coordinator.incidents import Incident
 from coordinator.job import JobCore
-from coordinator.journal import Journal
+from coordinator.journal import JOURNAL_NAME, Journal
 from coordinator.journal_format import DurableState, JournalError
 from coordinator.ledger import Ledger, report
 from coordinator.meter import Meter
@@ -48,7 +48,6 @@ HANDLERS_END_S: Final = 1.0
 """Longest wait for open HTTP requests at the end."""
 LEDGER_KEPT_EVERY_S: Final = 15.0
 """Between two writes of the job's accounts: as often as they are scraped."""
-JOURNAL_NAME: Final = "journal.sqlite"
 URL_NAME: Final = "coordinator.url"
 
 log = logging.getLogger("outrider.coordinator")

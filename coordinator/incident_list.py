@@ -1,5 +1,6 @@
 """An incident as one row of a list: what the API answers and the command shows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.history import kind_of
@@ -46,3 +47,32 @@ def summary(incident: Incident) -> IncidentSummary:
         recovery_s=incident.span_s(IncidentPhase.FAULT, IncidentPhase.FIRST_STEP),
         steps_lost=incident.steps_lost,
     )
+
+
+class NotOneIncidentError(Exception):
+    """No incident is meant, or several are; the text says which there are."""
+
+    def __init__(self, text: str, *, several: bool) -> None:
+        super().__init__(text)
+        self.several = several
+
+
+def pick(wanted: str, ids: Sequence[str]) -> str:
+    """Return the one of ``ids`` (oldest first) that ``wanted`` names.
+
+    An id, any unique beginning of one, or ``last``.  Raises `NotOneIncidentError`.
+    """
+    fitting = list(ids[-1:]) if wanted == "last" else [it for it in ids if it.startswith(wanted)]
+    if wanted in fitting:
+        return wanted
+    if not ids:
+        text = "nothing has stopped the job so far: there is no incident"
+        raise NotOneIncidentError(text, several=False)
+    if not fitting:
+        text = f"no incident {wanted!r}; `outrider incidents` lists them"
+        raise NotOneIncidentError(text, several=False)
+    if len(fitting) > 1:
+        some = ", ".join(fitting[:5])
+        text = f"{wanted!r} fits {len(fitting)} incidents: {some} ..."
+        raise NotOneIncidentError(text, several=True)
+    return fitting[0]

@@ -31,6 +31,8 @@ from coordinator.ledger import Ledger
 
 T = TypeVar("T")
 
+JOURNAL_NAME: Final = "journal.sqlite"
+"""The file in a state directory."""
 APPLICATION_ID: Final = 0x4F555452
 """``OUTR`` in the SQLite header: tells our files from anybody else's."""
 SCHEMA_VERSION: Final = 1

@@ -23,7 +23,7 @@ from coordinator.health_events import (
     HealthSeverity,
     read,
 )
-from coordinator.incident_list import IncidentSummary, summary
+from coordinator.incident_list import IncidentSummary, NotOneIncidentError, pick, summary
 from coordinator.incident_text import markdown
 from coordinator.incidents import Incident
 from coordinator.journal import Journal
@@ -235,19 +235,14 @@ class OperatorApi:
         if form not in ("json", "markdown"):
             raise web.HTTPBadRequest(text="format must be json or markdown")
         found = await self._journal.incident_ids(self._view().job)
-        fitting = found[-1:] if wanted == "last" else [i for i in found if i.startswith(wanted)]
-        if wanted in fitting:
-            fitting = [wanted]
-        if not found:
-            raise web.HTTPNotFound(text="nothing has stopped the job so far: there is no incident")
-        if not fitting:
-            raise web.HTTPNotFound(text=f"no incident {wanted!r}; `outrider incidents` lists them")
-        if len(fitting) > 1:
-            some = ", ".join(fitting[:5])
-            raise web.HTTPConflict(text=f"{wanted!r} fits {len(fitting)} incidents: {some} ...")
-        incident = await self._journal.incident(self._view().job, fitting[0])
+        try:
+            name = pick(wanted, found)
+        except NotOneIncidentError as error:
+            refusal = web.HTTPConflict if error.several else web.HTTPNotFound
+            raise refusal(text=str(error)) from None
+        incident = await self._journal.incident(self._view().job, name)
         if incident is None:
-            raise web.HTTPNotFound(text=f"incident {fitting[0]!r} has just been dropped")
+            raise web.HTTPNotFound(text=f"incident {name!r} has just been dropped")
         if form == "markdown":
             return web.Response(text=markdown(incident), content_type="text/markdown")
         return _answer(incident)

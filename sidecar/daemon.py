@@ -11,6 +11,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from sidecar.agent import AgentCore
@@ -39,7 +40,7 @@ from sidecar.events import (
     WorkersGone,
 )
 from sidecar.hardware.kernel_log import KernelLogCounters
-from sidecar.hardware.nvml import GpuInventory, list_gpus
+from sidecar.hardware.nvml import GpuInventory
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.inspection import by_rank
 from sidecar.live_numbers import LiveNumbers
@@ -52,6 +53,7 @@ from sidecar.startup import (
     cannot_listen,
     cannot_make_socket,
     introduction,
+    known_gpus,
     launch_settings,
     log_watch,
     node_watch,
@@ -68,7 +70,7 @@ from sidecar.workers.ports import PortError, ReservedPort, reserve_port
 from sidecar.workers.processes import ancestors
 from sidecar.workers.warm_pool import WarmPool
 
-__all__ = ["SidecarError", "run_sidecar"]
+__all__ = ["SidecarError", "prepare", "run_sidecar"]
 
 INBOX_EVENTS_MAX: Final = 65_536
 """Events that may wait for the core, which takes one in microseconds."""
@@ -80,24 +82,29 @@ CLOSE_S_MAX: Final = 5.0
 """Longest wait for the last process of a worker at the very end."""
 KERNEL_SIGNALS: Final = (signal.SIGKILL, signal.SIGBUS)
 """What the kernel ends a process with when memory is gone or broken."""
+LEVELS: Final = logging.getLevelNamesMapping()
 FAREWELL_S_MAX: Final = 1.0
 """Longest wait for the last status to leave."""
 
 log = logging.getLogger("outrider.sidecar")
 
 
-async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: bool = False) -> int:
+async def run_sidecar(
+    config: NodeConfig,
+    stop: asyncio.Event,
+    *,
+    sole_parent: bool = False,
+    output: Path | None = None,
+) -> int:
     """Serve one node until the job ends, it is dismissed, or ``stop`` is set.
 
     Returns the exit status.  ``sole_parent`` says that this process has no other children than
-    the workers, so that any other child is one of their orphans.  Raises `SidecarError` or
+    the workers, so that any other child is one of their orphans; ``output`` is the folder that
+    `prepare` made of this run, where that was done already.  Raises `SidecarError` or
     `sidecar.config.ConfigError` when it cannot start.
     """
-    prepare(config)
-    inventory = await asyncio.to_thread(list_gpus)
-    if inventory.reason:
-        log.info("GPUs are not known from NVML: %s", inventory.reason)
-    sidecar = _Sidecar(config, inventory, sole_parent=sole_parent)
+    output = output or prepare(config)
+    sidecar = _Sidecar(config, await known_gpus(), output, sole_parent=sole_parent)
     try:
         return await sidecar.run(stop)
     finally:
@@ -107,7 +114,9 @@ async def run_sidecar(config: NodeConfig, stop: asyncio.Event, *, sole_parent: b
 class _Sidecar:
     """One run of the process: every shell, and the table that ties effects to them."""
 
-    def __init__(self, config: NodeConfig, gpus: GpuInventory, *, sole_parent: bool) -> None:
+    def __init__(
+        self, config: NodeConfig, gpus: GpuInventory, output: Path, *, sole_parent: bool
+    ) -> None:
         self._config = config
         self._gpus = gpus
         self.counters = NodeCounters()
@@ -125,7 +134,7 @@ class _Sidecar:
             job=config.job, node=config.node_name, identity=str(socket_path)
         )
         self._guardian = Guardian(SidecarMark.of_this_process(config.job, config.node_name))
-        settings = launch_settings(config, self._guardian.mark, sole_parent=sole_parent)
+        settings = launch_settings(config, output, self._guardian.mark, sole_parent=sole_parent)
         self._warm = WarmPool(settings.command, settings.inherited)
         self._evidence = EvidenceCapture(self.put)
         self._hardware = node_watch(config, gpus, self.put, owner=self._local_rank_of)
@@ -135,7 +144,9 @@ class _Sidecar:
             self._pages,
             self._heard_launcher,
             warm=self._warm,
-            helpers=self._helpers,
+            helpers=lambda: (
+                self._warm.pids | self._evidence.pids | self._hardware.helpers | self._guardian.pids
+            ),
         )
         self._workers = WorkerServer(socket_path, self._launcher.worker_of, self.put)
         self._logs, self._rules_file = log_watch(config, self.put)
@@ -156,7 +167,7 @@ class _Sidecar:
             AnswerWorker: self._answer_worker,
             Reply: self._api.answer,
             Quit: self._quit,
-            Say: lambda effect: log.log(_level(effect.level), "%s", effect.text),
+            Say: lambda effect: log.log(LEVELS[effect.level], "%s", effect.text),
         }
 
     # --- the life of the process ------------------------------------------------------------
@@ -291,11 +302,6 @@ class _Sidecar:
             self._logs.stop()
         self.put(event)
 
-    def _helpers(self) -> frozenset[int]:
-        """Return our own processes, which are no workers and nobody's orphans."""
-        helpers = self._warm.pids | self._evidence.pids | self._hardware.helpers
-        return helpers | self._guardian.pids
-
     def _local_rank_of(self, pid: int) -> int | None:
         """Return whose worker, or whose worker's child, a process is."""
         workers = map(self._launcher.worker_of, ancestors(pid))
@@ -392,7 +398,3 @@ class _Sidecar:
     def uplink_connected(self) -> bool:
         """Return whether the coordinator is reached."""
         return self._uplink is not None and self._uplink.connected
-
-
-def _level(name: str) -> int:
-    return logging.getLevelNamesMapping().get(name, logging.INFO)

@@ -1,8 +1,9 @@
 """What a sidecar is made from: its configuration turned into what each part is told once."""
 
+import asyncio
 import errno
+import logging
 import os
-import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -18,9 +19,10 @@ from sidecar.given_files import system_reason
 from sidecar.hardware.catalogue import shipped
 from sidecar.hardware.kernel_log import KMSG
 from sidecar.hardware.node_watch import NodeWatch
-from sidecar.hardware.nvml import GpuInventory
+from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.logs.rules_file import RulesFile, RulesFileError, read_rules_file
 from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
+from sidecar.workers.files import new_run_folder
 from sidecar.workers.launcher import LaunchSettings
 from sidecar.workers.marks import SidecarMark
 
@@ -29,12 +31,15 @@ FILES_PER_WORKER: Final = 12
 """Files held open for each worker: process, outputs, page, connections, a look at its stacks."""
 
 
+log = logging.getLogger("outrider.sidecar")
+
+
 class SidecarError(Exception):
     """The sidecar cannot start; the text says why and what to do."""
 
 
-def prepare(config: NodeConfig) -> None:
-    """Check what a node needs, and make the folder of its workers' output.
+def prepare(config: NodeConfig) -> Path:
+    """Check what a node needs, and make and return the folder of this run's output.
 
     What is refused here would fail every start instead, and cost the job its restarts.  Raises
     `sidecar.config.ConfigError` or `SidecarError`.
@@ -45,14 +50,22 @@ def prepare(config: NodeConfig) -> None:
         raise SidecarError(reason)
     folder = Path(config.log_dir).absolute() / config.job / config.node_name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        output = new_run_folder(folder)
     except OSError as error:
         raise SidecarError(
             f"the workers' output cannot be kept in {folder}: {system_reason(error)}; "
             "choose another logDir (--log-dir)"
         ) from None
+    log.info("the workers' output goes to %s", output)
+    return output
+
+
+async def known_gpus() -> GpuInventory:
+    """Return the node's devices; what cannot be known of them is said."""
+    inventory = await asyncio.to_thread(list_gpus)
+    if inventory.reason:
+        log.info("GPUs are not known from NVML: %s", inventory.reason)
+    return inventory
 
 
 def agent_version() -> str:
@@ -93,14 +106,16 @@ def introduction(
     )
 
 
-def launch_settings(config: NodeConfig, mark: SidecarMark, *, sole_parent: bool) -> LaunchSettings:
+def launch_settings(
+    config: NodeConfig, output: Path, mark: SidecarMark, *, sole_parent: bool
+) -> LaunchSettings:
     """Return what the launcher is told.  Raises `sidecar.workers.command.CommandError`."""
     return LaunchSettings(
         job=config.job,
         node=config.node_name,
         nproc=config.nproc_per_node,
         command=config.worker_command().resolve(),
-        log_dir=Path(config.log_dir).absolute(),
+        output=output,
         socket_path=str(config.socket_path()),
         inherited={**os.environ, **mark.environment},
         sole_parent=sole_parent,

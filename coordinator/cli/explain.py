@@ -14,10 +14,10 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from coordinator.cli.arguments import add_json, add_target
-from coordinator.cli.client import Client
+from coordinator.cli.arguments import add_json
 from coordinator.cli.console import cell, clock, console, many, print_json, span, table
 from coordinator.cli.errors import UserError
+from coordinator.cli.incident_source import add_source, source_of
 from coordinator.cli.incidents import OUTCOME_STYLES
 from coordinator.evidence_text import process, shown_frames
 from coordinator.history import milestones
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="last",
         help="an id, any unique beginning of one, or `last` (default: last)",
     )
-    add_target(parser)
+    add_source(parser)
     add_json(parser)
     parser.add_argument(
         "--markdown", action="store_true", help="print a Markdown page, for a postmortem"
@@ -56,12 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the incident."""
-    client = Client.of(args)
+    source = source_of(args)
     if args.markdown:
-        page = client.fetch("v1", "incidents", args.incident, format="markdown")
-        sys.stdout.write(page.decode(errors="backslashreplace"))
+        sys.stdout.write(source.page(args.incident))
         return 0
-    body = client.get("v1", "incidents", args.incident)
+    body = source.whole(args.incident)
     if args.json:
         print_json(body)
         return 0

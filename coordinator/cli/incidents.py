@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from coordinator.cli.arguments import add_json, add_target, positive
-from coordinator.cli.client import Client
+from coordinator.cli.arguments import add_json, positive
 from coordinator.cli.console import cell, clock, console, print_json, span, table
+from coordinator.cli.incident_source import add_source, source_of
 
 SHOWN_DEFAULT: Final = 20
 OUTCOME_STYLES: Final[Mapping[str, str]] = {
@@ -19,7 +19,7 @@ OUTCOME_STYLES: Final[Mapping[str, str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``outrider incidents``."""
-    add_target(parser)
+    add_source(parser)
     add_json(parser)
     parser.add_argument(
         "--limit",
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the newest incidents, oldest first."""
-    found = Client.of(args).get("v1", "incidents", limit=args.limit)["incidents"]
+    found = source_of(args).listed(args.limit)
     if args.json:
         print_json(found)
         return 0

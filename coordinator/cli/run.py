@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -35,6 +34,8 @@ if TYPE_CHECKING:  # the real imports wait until the command line is known to be
 
 STANDALONE_JOB: Final = "standalone"
 LOG_DIR: Final = ".outrider/logs"
+STATE_DIR: Final = "state"
+"""In the folder of a run that stands alone: where its journal is kept."""
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 5.0
 """Bounds of the back-off while the coordinator cannot be asked for its job's name."""
@@ -144,12 +145,12 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         "--log-dir",
         metavar="DIR",
         default=LOG_DIR,
-        help=f"the workers' output goes to DIR/JOB/NODE (default: {LOG_DIR})",
+        help=f"each run's output goes to a new folder in DIR/JOB/NODE (default: {LOG_DIR})",
     )
     places.add_argument(
         "--run-dir", metavar="DIR", help="folder of the workers' socket (default: a private one)"
     )
-    add_state_dir(places, "with --standalone, a private one")
+    add_state_dir(places, "with --standalone, `state` in the run's folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
         if args.run_dir is None:
             private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
             args.run_dir = stack.enter_context(private)
-        return _standalone(args, stack) if args.standalone else _join(args)
+        return _standalone(args) if args.standalone else _join(args)
 
 
 def _join(args: argparse.Namespace) -> int:
@@ -179,7 +180,6 @@ def _join(args: argparse.Namespace) -> int:
         job, nproc = _ask_job(client)
         args.job, args.nproc_per_node = args.job or job, args.nproc_per_node or nproc
     config = check_node(args, job=args.job, url=client.url)
-    _say_where(config)
 
     from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
     from coordinator.cli.sidecar import worded_sidecar  # noqa: PLC0415
@@ -187,7 +187,7 @@ def _join(args: argparse.Namespace) -> int:
     return run_until_signal(lambda stop: worded_sidecar(config, stop), sigterm=TERMINATED)
 
 
-def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
+def _standalone(args: argparse.Namespace) -> int:
     """Run coordinator and sidecar of a job of one node."""
     if args.job_spec is None:
         args.nnodes = args.nnodes or "1"
@@ -201,21 +201,26 @@ def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
     args.label.append(own)
     args.nproc_per_node = settings.nproc_per_node
     args.host = args.host or "127.0.0.1"
-    _say_where(check_node(args, job=settings.job, url=args.coordinator))
-    if args.state_dir is None:
-        private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
-        args.state_dir = Path(stack.enter_context(private))
+    node = check_node(args, job=settings.job, url=args.coordinator)
+    token = read_token(args.token_file)
 
     from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
+    from coordinator.cli.run_summary import say_what_happened  # noqa: PLC0415
     from coordinator.cli.sidecar import worded_sidecar  # noqa: PLC0415
     from coordinator.daemon import CoordinatorConfig  # noqa: PLC0415
     from coordinator.standalone import run_standalone  # noqa: PLC0415
+    from sidecar.daemon import SidecarError, prepare  # noqa: PLC0415
 
+    try:
+        output = prepare(node)
+    except SidecarError as error:
+        raise UserError(str(error)) from error
+    state_dir = args.state_dir or output / STATE_DIR
     coordinator = CoordinatorConfig(
         settings=settings,
-        state_dir=args.state_dir,
+        state_dir=state_dir,
         port=_usual_port(),
-        token=read_token(args.token_file),
+        token=token,
         linger_s=0.0,
         refuse_ended=True,
         admit_label=own,
@@ -223,12 +228,14 @@ def _standalone(args: argparse.Namespace, stack: ExitStack) -> int:
     )
 
     def sidecar(url: str, stop: asyncio.Event) -> Coroutine[Any, Any, int]:
-        return worded_sidecar(check_node(args, job=settings.job, url=url), stop)
+        return worded_sidecar(check_node(args, job=settings.job, url=url), stop, output)
 
     def main(stop: asyncio.Event) -> Coroutine[Any, Any, int]:
         return worded(run_standalone(coordinator, sidecar, stop))
 
-    return run_until_signal(main, sigterm=TERMINATED)
+    status = run_until_signal(main, sigterm=TERMINATED)
+    say_what_happened(state_dir)
+    return status
 
 
 def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
@@ -281,11 +288,6 @@ def as_option(text: str) -> str:
     name = re.sub(r"\[.*", "", field)
     option = "--gpu" if name == "gpus" else OPTION_OF_FIELD.get(name)
     return text if option is None else f"{option}: {reason}"
-
-
-def _say_where(config: "NodeConfig") -> None:
-    folder = Path(config.log_dir).absolute() / config.job / config.node_name
-    log.info("the workers' output goes to %s", folder)
 
 
 def _ask_job(client: Client) -> tuple[str, int]:

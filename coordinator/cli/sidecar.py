@@ -34,12 +34,14 @@ def run(args: argparse.Namespace) -> int:
     return run_until_signal(lambda stop: worded_sidecar(config, stop), sigterm=TERMINATED)
 
 
-async def worded_sidecar(config: "NodeConfig", stop: asyncio.Event) -> int:
+async def worded_sidecar(
+    config: "NodeConfig", stop: asyncio.Event, output: Path | None = None
+) -> int:
     """Run a sidecar, and turn what its owner can mend into a `UserError`."""
     from sidecar.config import ConfigError  # noqa: PLC0415 - as above
     from sidecar.daemon import SidecarError, run_sidecar  # noqa: PLC0415 - as above
 
     try:
-        return await run_sidecar(config, stop, sole_parent=True)
+        return await run_sidecar(config, stop, sole_parent=True, output=output)
     except (ConfigError, SidecarError) as error:
         raise UserError(str(error)) from error

@@ -67,7 +67,8 @@ class LaunchSettings:
     node: str
     nproc: int
     command: tuple[str, ...]
-    log_dir: Path
+    output: Path
+    """The folder of this run: nothing of an earlier one stands in it."""
     socket_path: str
     inherited: Mapping[str, str]
     sole_parent: bool = False
@@ -210,7 +211,7 @@ class Launcher:
     def _spawn_one(self, start: Start, local_rank: int) -> Worker:
         settings = self._settings
         rank = start.group_rank * settings.nproc + local_rank
-        folder = settings.log_dir / settings.job / settings.node / f"gen_{start.generation}"
+        folder = settings.output / f"gen_{start.generation}"
         page = self._pages.create(start.generation, rank, local_rank)
         mark = secrets.token_hex(8)
         with open_rank_files(folder / f"rank_{rank}") as (files, stdout, stderr):

@@ -55,14 +55,14 @@ class Node:
         self.events: list[LauncherEvent] = []
         self.pages = ProgressPages(job="job", node="n1", identity=str(tmp_path))
         self.pages.claim()
-        self.log_dir = tmp_path / "logs"
+        self.output = tmp_path / "logs"
         self.launcher = Launcher(
             LaunchSettings(
                 job="job",
                 node="n1",
                 nproc=nproc,
                 command=WorkerCommand(argv=(str(path),)).resolve(),
-                log_dir=self.log_dir,
+                output=self.output,
                 socket_path=str(tmp_path / "s"),
                 inherited=INHERITED,
                 **settings,
@@ -75,9 +75,7 @@ class Node:
         return [event for event in self.events if isinstance(event, kind)]
 
     def log(self, rank: int, stream: str = "stdout", generation: int = 1) -> str:
-        return (
-            self.log_dir / "job" / "n1" / f"gen_{generation}" / f"rank_{rank}" / f"{stream}.log"
-        ).read_text()
+        return (self.output / f"gen_{generation}" / f"rank_{rank}" / f"{stream}.log").read_text()
 
     async def wait(self, condition: Callable[[], object]) -> None:
         await until(condition)
@@ -406,7 +404,7 @@ def test_c76_workers_die_with_a_sidecar_that_is_killed(tmp_path):
         asyncio.run(main())
         """
     sidecar = subprocess.Popen([sys.executable, "-c", textwrap.dedent(host)])
-    folder = tmp_path / "logs" / "job" / "n1" / "gen_1"
+    folder = tmp_path / "logs" / "gen_1"
     logs = [folder / f"rank_{rank}" / "stdout.log" for rank in range(8, 16)]
     try:
         for log in logs:

@@ -83,6 +83,11 @@ def until(look: Callable[[], T | None]) -> T:
     return found
 
 
+def pages_of(job: str) -> list[Path]:
+    """Return what stands in shared memory under the job's name: other jobs come and go."""
+    return list(Path("/dev/shm").glob(f"outrider-{job}-*"))
+
+
 def listening(process: "subprocess.Popen[str]") -> str:
     """Return the URL of a coordinator that has just been started."""
     assert process.stdout is not None
@@ -155,6 +160,40 @@ def test_standalone_gives_up_with_status_1_and_keeps_the_incidents(
     assert {(line["kind"], line["rank"]) for line in found} == {("crash", 0)}
 
 
+def test_every_run_keeps_its_output_and_its_incidents_and_says_where(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """The run that failed is begun again first, and looked at afterwards."""
+    logs = tmp_path / "logs"
+    run = ("run", "--standalone", "--node-name", "here", "--log-dir", logs)
+    for _ in range(2):
+        status, errors = ended(start(*run, script(BAD)))
+        assert status == 1
+        assert "incidents:" in errors
+        assert "exit code 7" in errors.rpartition("incidents:")[2]
+    folder = logs / "standalone" / "here"
+    first, second = sorted(path for path in folder.iterdir() if not path.is_symlink())
+    assert (folder / "latest").resolve() == second
+    state = [word for word in errors.split() if word.endswith("/state`")][-1].rstrip("`")
+    assert Path(state) == second / "state"
+    for one in (first, second):
+        texts = [path.read_text() for path in one.rglob("stderr.log")]
+        assert len(texts) > 1  # one for each generation
+        assert all("no such luck" in text for text in texts)
+        asked = start("explain", "--state-dir", one / "state")
+        told, complaints = asked.communicate(timeout=DEADLINE_S)
+        assert (asked.returncode, complaints) == (0, "")
+        assert "node here, rank 0" in told
+        asked = start("incidents", "--json", "--state-dir", one / "state")
+        listed = json.loads(asked.communicate(timeout=DEADLINE_S)[0])
+        assert {(line["kind"], line["rank"]) for line in listed} == {("crash", 0)}
+        asked = start("explain", listed[0]["id"], "--markdown", "--state-dir", one / "state")
+        assert asked.communicate(timeout=DEADLINE_S)[0].startswith("# Incident standalone-0001")
+    status, errors = ended(start("explain", "--state-dir", tmp_path))
+    assert status == 2
+    assert f"there is no journal in {tmp_path}" in errors
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_everything_that_was_started(
     tmp_path: Path,
@@ -164,19 +203,21 @@ def test_a_signal_ends_everything_that_was_started(
     status: int,
 ) -> None:
     """A worker or its data loader left behind holds the GPU until somebody finds it."""
-    shared_before = set(Path("/dev/shm").iterdir())
+    job = f"signalled-{os.getpid()}-{status}"
     process = start(
-        *("run", "--standalone", "--log-dir", tmp_path / "logs"), script(ENDLESS), tmp_path
+        *("run", "--standalone", "--job", job, "--log-dir", tmp_path / "logs"),
+        *(script(ENDLESS), tmp_path),
     )
     pids = tmp_path / "pids"
     started = until(lambda: pids.read_text().split() if pids.exists() else None)
+    assert pages_of(job) != []
     process.send_signal(number)
     code, errors = ended(process)
     assert code == status, errors
     assert "Traceback" not in errors
     assert all(gone(int(pid)) for pid in started)
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert set(Path("/dev/shm").iterdir()) <= shared_before
+    assert pages_of(job) == []
 
 
 def test_a_node_waits_for_its_coordinator_and_learns_the_jobs_name(
