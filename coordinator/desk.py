@@ -225,6 +225,12 @@ def is_idle(view: NodeView) -> bool:
     )
 
 
+def ranks_at_barrier(view: NodeView) -> tuple[int, ...]:
+    """Return the ranks of this node whose process waits for a start, alive."""
+    ranks = () if view.status is None else view.status.ranks
+    return tuple(rank.rank for rank in ranks if rank.at_barrier)
+
+
 def broken_device(status: StatusReport) -> FaultReport | None:
     """Return what the node says of a device that is broken for good, or None."""
     return next((fault for fault in status.faults if fault.kind is FaultKind.GPU_FATAL), None)

@@ -3,11 +3,11 @@
 It counts what was already spent and compares causes.  It refuses to know how a restart is done,
 who holds which rank, and which checkpoint exists beyond the step that is handed in.
 
-This engine restarts processes only: milder requests are deepened, and a job-level request is
-carried out as a process restart after every worker has stopped.  The reason says so each time.
+How deep it must go at least is `coordinator.restart_depth`'s; how deep it goes is seen once every
+node has stopped, by who came back to the barrier alive.  The reason says both each time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,11 +15,10 @@ from coordinator.backoff import BackoffPolicy
 from coordinator.exit_causes import PREEMPTED, ExitPolicy, refusal
 from coordinator.incidents import Decision, Finding, NodeFault
 from coordinator.journal_format import Restart
+from coordinator.restart_depth import OPERATOR_CAUSE, Depth, LevelBudgets, is_charged
+from coordinator.wording import rank_list
 from sidecar.api import FaultKind
 from worker_shim.messages import RestartMode
-
-OPERATOR_CAUSE: Final = "operator"
-"""Cause of a restart that a person asked for; it is not charged to any budget."""
 
 PREEMPTIONS_MAX: Final = 20
 """Preemptions without a newer checkpoint before the job is given up: it then runs nowhere long
@@ -46,8 +45,28 @@ class RestartPolicy:
     retries_max: int = 10
     window_s: float = 3600.0
     identical_max: int = 3
+    """Restarts of processes or deeper for one failure, this one included, before it is final."""
     exits: ExitPolicy = field(default_factory=ExitPolicy)
     backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+    before_job_max: int | None = None
+    """``numRestartBeforeFullJobRestart`` of `LevelBudgets`."""
+    job_max: int | None = None
+    """``maxFullJobRestarts`` of `LevelBudgets`."""
+
+    @property
+    def levels(self) -> LevelBudgets:
+        """Return the budgets of the single levels."""
+        return LevelBudgets(
+            before_job_max=self.before_job_max, job_max=self.job_max, window_s=self.window_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Back:
+    """Who stands at the barrier, alive, once every node has stopped: node -> global ranks."""
+
+    world_size: int
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def cause_of(finding: Finding | None, checkpoint_step: int | None) -> str:
@@ -67,18 +86,14 @@ def cause_of(finding: Finding | None, checkpoint_step: int | None) -> str:
     return f"{culprit.kind}:{culprit.node}:{culprit.reason}@{origin}"
 
 
-def is_charged(restart: Restart) -> bool:
-    """Return True for a restart that counts: nobody asked for it, and no scheduler caused it."""
-    return restart.cause != OPERATOR_CAUSE and not restart.cause.startswith(f"{PREEMPTED}@")
-
-
 def decide(
     policy: RestartPolicy,
     history: Sequence[Restart],
     finding: Finding | None,
-    requested: RestartMode | None,
+    depth: Depth,
     now_ns: int,
     *,
+    back: Back,
     faults: Sequence[NodeFault],
     checkpoint_step: int | None,
     stepped: bool,
@@ -86,24 +101,53 @@ def decide(
     """Choose the restart mode, or end the job.
 
     ``history`` holds the restarts already decided, ``now_ns`` is the wall clock like theirs.
+    ``depth`` is the least one, ``back`` who can go on without a new process.
     ``faults`` are all reports of the incident.  ``checkpoint_step`` is that of `cause_of`.
     ``stepped`` is true once any rank completed a step in this or an earlier generation: the
     script is then known to start, and a start-up error is no longer the user's.
     """
     if finding is None:
-        return Decision(mode=RestartMode.PROCESS, reason=_depth("a person asked", requested))
+        return _restart(depth, back, "a person asked", ())
     exclude = _unfit_nodes(finding, faults)
     refused = (
         refusal(policy.exits, finding, faults, stepped=stepped)
         or _repetition_refusal(policy, history, finding, checkpoint_step)
         or _budget_refusal(policy, history, finding, now_ns)
+        or (f"{depth.why}: {finding.why}" if depth.mode is None else None)
     )
     if refused is not None:
         return Decision(mode=None, reason=refused, exclude_nodes=exclude)
-    reason = _depth(finding.why, requested)
-    if exclude:
-        reason += f"; left out: {', '.join(exclude)}"
-    return Decision(mode=RestartMode.PROCESS, reason=reason, exclude_nodes=exclude)
+    return _restart(depth, back, finding.why, exclude)
+
+
+def _restart(depth: Depth, back: Back, why: str, exclude: tuple[str, ...]) -> Decision:
+    """Return the restart that ``depth`` asks for and ``back`` allows."""
+    staying = tuple(
+        rank for node, ranks in back.ranks.items() if node not in exclude for rank in ranks
+    )
+    mode, how = _carried_out(depth, staying, back.world_size)
+    reason = f"{how}: {why}" + (f"; left out: {', '.join(exclude)}" if exclude else "")
+    return Decision(mode=mode, reason=reason, exclude_nodes=exclude)
+
+
+def _carried_out(depth: Depth, staying: tuple[int, ...], world: int) -> tuple[RestartMode, str]:
+    """Return the mode that this restart is, and in words what is done and why not less."""
+    because = f" ({depth.why})" if depth.why else ""
+    match depth.mode:
+        case RestartMode.JOB:
+            return RestartMode.JOB, f"job restart{because}"
+        case RestartMode.IN_PROCESS | RestartMode.LOCAL_PROCESS if len(staying) == world:
+            return RestartMode.IN_PROCESS, "in-process restart, every rank is back at its barrier"
+        case RestartMode.IN_PROCESS | RestartMode.LOCAL_PROCESS if staying:
+            anew = rank_list(sorted(set(range(world)) - set(staying)))
+            verb = "get new processes" if world - len(staying) > 1 else "gets a new process"
+            return RestartMode.LOCAL_PROCESS, f"in-process restart, but {anew} {verb}{because}"
+        case RestartMode.IN_PROCESS:
+            return RestartMode.PROCESS, "process restart"
+        case RestartMode.LOCAL_PROCESS:
+            return RestartMode.PROCESS, f"process restart, as no rank can stay alive{because}"
+        case _:
+            return RestartMode.PROCESS, f"process restart{because}"
 
 
 def _repetition_refusal(
@@ -113,11 +157,13 @@ def _repetition_refusal(
     checkpoint_step: int | None,
 ) -> str | None:
     cause = cause_of(finding, checkpoint_step)
-    times = 1 + sum(restart.cause == cause for restart in history)
+    same = [restart for restart in history if restart.cause == cause]
     if finding.outcome == PREEMPTED:
-        return _preempted_too_often(times, finding)
-    if times < policy.identical_max:
+        return _preempted_too_often(len(same) + 1, finding)
+    deep = sum(restart.mode.severity >= RestartMode.PROCESS.severity for restart in same)
+    if deep + 1 < policy.identical_max:
         return None
+    times = len(same) + 1
     origin = "the start" if checkpoint_step is None else f"step {checkpoint_step}"
     count = {3: "three times"}.get(times, f"{times} times")
     return f"the same failure from the same checkpoint {count} (from {origin}): {finding.why}"
@@ -151,13 +197,3 @@ def _unfit_nodes(finding: Finding, faults: Sequence[NodeFault]) -> tuple[str, ..
     named = [culprit.node] if culprit is not None and culprit.kind in _HARDWARE else []
     others = [fault.node for fault in faults if fault.report.kind in _HARDWARE]
     return tuple(dict.fromkeys([*named, *others]))
-
-
-def _depth(why: str, requested: RestartMode | None) -> str:
-    match requested:
-        case None | RestartMode.PROCESS:
-            return f"process restart: {why}"
-        case RestartMode.IN_PROCESS | RestartMode.LOCAL_PROCESS:
-            return f"process restart instead of the {requested} asked for, the mildest here: {why}"
-        case RestartMode.JOB:
-            return f"{requested} asked for, done as a process restart once all have stopped: {why}"

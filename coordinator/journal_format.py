@@ -36,6 +36,8 @@ class Restart:
     mode: RestartMode
     node: str | None
     cause: str
+    failed: bool = False
+    """The job broke again before every rank had made a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

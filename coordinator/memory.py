@@ -103,6 +103,9 @@ class Memory:
 
     def open(self, fault: NodeFault, step: int | None) -> None:
         """Open an incident for its first fault; one that was still open is superseded by it."""
+        if self.state.open_incident is not None and self.state.restarts:
+            *earlier, last = self.state.restarts
+            self.change(replace(self.state, restarts=(*earlier, replace(last, failed=True))))
         self.close(Outcome.SUPERSEDED)
         incident = Incident(
             id=f"{self.state.job}-{self.state.next_incident:04d}",

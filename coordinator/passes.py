@@ -5,26 +5,26 @@ It returns effects in order; going to another phase makes the next pass run at o
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from coordinator import culprit, deadlines, own_faults, recovery
-from coordinator.desk import Desk, broken_device, is_idle, is_ready
+from coordinator import deadlines, own_faults, recovery
+from coordinator.desk import Desk, broken_device, is_idle, is_ready, ranks_at_barrier
 from coordinator.events import Effect, Say
 from coordinator.evidence import with_evidence
 from coordinator.incident_text import recovered
-from coordinator.incidents import Finding, IncidentPhase, NodeFault, Outcome
+from coordinator.incidents import Finding, IncidentPhase, Outcome
 from coordinator.localization import Round
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
 from coordinator.picture import places
 from coordinator.rank_assignment import Assignment, NotPossible, assign
 from coordinator.stall_watch import is_hang, watch_stall
-from scout.clock import SECOND, Duration, Instant, after, seconds, since
-from scout.hang import RankSnapshot
-from sidecar.api import AgentState, Inspect, Shutdown, StatusReport, Stop
+from coordinator.stopping import judge, stop, stop_all
+from scout.clock import SECOND, Duration, Instant, seconds, since
+from sidecar.api import AgentState, Inspect, Shutdown
 from worker_shim.messages import RestartMode
 
 SURVIVORS_WAIT: Final = Duration(5 * SECOND)
@@ -77,9 +77,10 @@ def _tidy(desk: Desk, now: Instant) -> list[Effect]:
             desk.exclude(view.node, broken.message)
             text = f"{view.node} is left out: {broken.message}"
             effects.append(Say(level="WARNING", text=text))
-        if view.link is not None and not is_idle(view):
+        leftover = view.node not in desk.state.world and bool(ranks_at_barrier(view))
+        if view.link is not None and (leftover or not is_idle(view)):
             generation = max(view.status.generation, desk.state.generation)
-            effects += _stop(desk, view, generation, now)
+            effects += stop(desk, view, generation, now)
     return effects
 
 
@@ -112,6 +113,7 @@ def _waiting(desk: Desk, now: Instant) -> list[Effect]:
 
 def _assign(desk: Desk, *, hold_spares: bool, now: Instant) -> Assignment | NotPossible:
     ready = [view for view in desk.members.usable(now) if is_ready(view)]
+    ready = _exchanged(desk, ready)
     return assign(
         desk.state.world,
         [view.node for view in ready if not view.spare],
@@ -119,6 +121,18 @@ def _assign(desk: Desk, *, hold_spares: bool, now: Instant) -> Assignment | NotP
         desk.settings.nnodes,
         unusable=desk.state.excluded,
     )
+
+
+def _exchanged(desk: Desk, ready: list[NodeView]) -> list[NodeView]:
+    """Leave out, for a job restart, the node that broke the job, if there is another for it."""
+    incident = desk.memory.incident
+    if incident is None or incident.decision is None or incident.finding is None:
+        return ready
+    culprit = incident.finding.culprit
+    if incident.decision.mode is not RestartMode.JOB or culprit is None:
+        return ready
+    others = [view for view in ready if view.node != culprit.node]
+    return others if len(others) >= desk.settings.nnodes else ready
 
 
 def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
@@ -152,7 +166,7 @@ def _starting(desk: Desk, now: Instant) -> list[Effect]:
         elif is_ready(view):
             effects += _start(desk, view, now)
         elif not is_idle(view):
-            effects += _stop(desk, view, view.status.generation, now)
+            effects += stop(desk, view, view.status.generation, now)
     if started == desk.settings.nnodes:
         desk.stamp(IncidentPhase.STARTED, now)
         desk.enter(JobPhase.RUNNING, now)
@@ -193,8 +207,8 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     if all(rank.step is not None for rank in ranks):
         desk.stamp(IncidentPhase.FIRST_STEP, now)
         said = _recovered(desk)
-        judge = functools.partial(_judge, desk, desk.state.world)
-        return [*said, *watch_stall(desk, statuses, judge, now)]
+        look = functools.partial(judge, desk, desk.state.world)
+        return [*said, *watch_stall(desk, statuses, look, now)]
     if any(rank.attached for rank in ranks):
         _watch_start(desk, sum(rank.attached and rank.step is None for rank in ranks), now)
     elif since(desk.phase_since, now) >= UNTOLD_STEPS_WAIT:
@@ -235,7 +249,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
         log_tails=asked.log_tails(),
         places=places(incident.world, desk.settings.nproc_per_node, desk.members),
     )
-    finding = _judge(desk, incident.world, incident.faults, snapshots)
+    finding = judge(desk, incident.world, incident.faults, snapshots)
     if not stall_only and not asked.settled(finding, incident.faults, now):
         return effects
     if not stall_only and asked.look_again(finding):
@@ -266,94 +280,11 @@ def _inspect(desk: Desk, asked: Round) -> Inspect:
     return Inspect(round_id=asked.id, evidence_budget_s=budget_s)
 
 
-def _judge(
-    desk: Desk,
-    world: Sequence[str],
-    faults: Sequence[NodeFault],
-    snapshots: Sequence[RankSnapshot],
-) -> Finding:
-    settings = desk.settings
-    return culprit.judge(
-        faults,
-        snapshots,
-        world,
-        settings.nproc_per_node,
-        seconds(settings.stall_timeout_s),
-        exits=settings.restart.exits,
-    )
-
-
 def _dismiss_stall(desk: Desk, finding: Finding, now: Instant) -> list[Effect]:
     desk.round = None
     desk.memory.drop_incident()
     desk.enter(JobPhase.RUNNING, now)
     return [Say(level="INFO", text=f"progress paused, nobody convicted: {finding.why}")]
-
-
-# --- stopping, and deciding what follows ----------------------------------------------------
-
-
-def _stopping(desk: Desk, now: Instant) -> list[Effect]:
-    effects: list[Effect] = []
-    generation, gone, pending = desk.state.generation, desk.gone(now), []
-    for view in desk.world():
-        status = view.status
-        if view.node in gone or (status is not None and _acknowledged(status, generation)):
-            continue
-        pending.append(view.node)
-        if view.link is not None and status is not None:
-            effects += _stop(desk, view, generation, now)
-    if pending and since(desk.phase_since, now) < seconds(desk.settings.stop_timeout_s):
-        desk.waiting_for = f"{', '.join(pending)} to stop"
-        return effects
-    for node in pending:
-        desk.exclude(node, "it did not confirm the stop in time")
-    return [*effects, *_resolve(desk, now)]
-
-
-def _resolve(desk: Desk, now: Instant) -> list[Effect]:
-    desk.stamp(IncidentPhase.STOPPED, now)
-    incident = desk.memory.incident
-    assert incident is not None, "stopping without an incident"
-    # The one who broke may be the last to be heard: a node that is gone, or one on a slow link.
-    finding = _judge(desk, incident.world, incident.faults, incident.snapshots)
-    incident = replace(incident, finding=finding)
-    resolution = recovery.resolve(
-        desk.settings,
-        desk.state,
-        incident,
-        desk.ledger,
-        stepped=desk.stepped,
-        now_ns=desk.wall(now),
-        script=desk.script,
-        nodes_at_hand=desk.nodes_at_hand(now),
-    )
-    desk.memory.change(replace(resolution.state, open_incident=resolution.incident))
-    for node, reason in desk.state.excluded.items():
-        desk.members.exclude(node, reason)
-    desk.stamp(IncidentPhase.DECIDED, now)
-    decision = resolution.decision
-    if decision.mode is None:
-        wished = recovery.stopped_by_a_person(resolution.incident)
-        return desk.end(JobPhase.STOPPED if wished else JobPhase.FAILED, decision.reason, now)
-    desk.not_before = after(now, seconds(decision.backoff_s))
-    desk.enter(JobPhase.WAITING, now)
-    return [Say(level="WARNING", text=decision.reason)]
-
-
-def _stop(desk: Desk, view: NodeView, generation: int, now: Instant) -> list[Effect]:
-    incident = desk.memory.incident
-    stop = Stop(
-        generation=generation,
-        restart_mode=RestartMode.PROCESS,
-        reason=incident.trigger if incident else "it runs a generation that is over",
-        grace_s=desk.settings.stop_grace_s,
-    )
-    return desk.send(view, stop, now)
-
-
-def _acknowledged(status: StatusReport, generation: int) -> bool:
-    return status.stopped_generation >= generation and status.state is AgentState.READY
 
 
 # --- after the end --------------------------------------------------------------------------
@@ -375,7 +306,7 @@ _PASSES: Final[Mapping[JobPhase, Callable[[Desk, Instant], list[Effect]]]] = Map
         JobPhase.STARTING: _starting,
         JobPhase.RUNNING: _running,
         JobPhase.LOCALIZING: _localizing,
-        JobPhase.STOPPING: _stopping,
+        JobPhase.STOPPING: stop_all,
         JobPhase.COMPLETED: _over,
         JobPhase.FAILED: _over,
         JobPhase.STOPPED: _over,

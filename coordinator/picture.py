@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from coordinator.checkpoint_choice import PendingCheckpoint
-from coordinator.escalation import is_charged
 from coordinator.incidents import RankPlace
 from coordinator.journal_format import DurableState
 from coordinator.membership import Membership, NodeView
+from coordinator.restart_depth import is_charged
 from coordinator.settings import JobSettings
 from coordinator.view import JobView, NodeStatus
 from scout.clock import SECOND, Instant, since

@@ -11,11 +11,13 @@ from typing import Final
 
 from coordinator import backoff, culprit, escalation, poison
 from coordinator.checkpoint_choice import CheckpointLedger
+from coordinator.escalation import Back
 from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident, NodeFault
 from coordinator.journal_format import DurableState, Restart
+from coordinator.restart_depth import Depth, depth
 from coordinator.settings import JobSettings
 from sidecar.api import CheckpointPointer, FaultKind, Hello, Start, StatusReport
-from worker_shim.messages import most_severe
+from worker_shim.messages import RestartMode, most_severe
 
 RESTARTS_KEPT_MAX: Final = 256
 """Restart history kept: more than any budget's window can hold."""
@@ -40,12 +42,62 @@ class Resolution:
     incident: Incident
 
 
+def least_depth(
+    settings: JobSettings,
+    state: DurableState,
+    incident: Incident,
+    ledger: CheckpointLedger,
+    *,
+    now_ns: int,
+    script: str = "",
+    nodes_at_hand: int = 0,
+) -> Depth:
+    """Return how deep the restart after ``incident`` must go, as far as is known by now.
+
+    A person's restart is one of processes, unless something else asks for more.
+    """
+    asked = any(item.report.kind is FaultKind.OPERATOR for item in incident.faults)
+    modes = [item.report.restart_mode for item in incident.faults]
+    sighting = poison.sighting_of(incident, state.chosen_checkpoints, script, now_ns)
+    _, choices = _choose(
+        settings, state, incident, ledger, sighting=sighting, nodes_at_hand=nodes_at_hand
+    )
+    return depth(
+        settings.restart.levels,
+        state.restarts,
+        escalation.cause_of(None if asked else incident.finding, newest_step(choices)),
+        most_severe(RestartMode.PROCESS if asked else None, *modes),
+        now_ns,
+    )
+
+
+def stop_mode(wanted: Depth, incident: Incident, node: str) -> RestartMode:
+    """Return the mode in which ``node`` is stopped for a restart of ``wanted`` depth.
+
+    A node-local restart ends the processes of the nodes that asked for it and of no other.
+    """
+    match wanted.mode:
+        case None:
+            return RestartMode.PROCESS  # the job is over
+        case RestartMode.LOCAL_PROCESS:
+            local = {
+                fault.node
+                for fault in incident.faults
+                if fault.report.restart_mode is RestartMode.LOCAL_PROCESS
+            }
+            return RestartMode.PROCESS if node in local else RestartMode.IN_PROCESS
+        case mode:
+            return mode
+
+
 def resolve(
     settings: JobSettings,
     state: DurableState,
     incident: Incident,
     ledger: CheckpointLedger,
     *,
+    wanted: Depth,
+    back: Mapping[str, tuple[int, ...]],
     stepped: bool,
     now_ns: int,
     script: str = "",
@@ -53,7 +105,9 @@ def resolve(
 ) -> Resolution:
     """Choose checkpoint and restart mode for ``incident``; ``now_ns`` is the wall clock.
 
-    ``script`` is the version of what ran, ``nodes_at_hand`` the number of nodes that stand by.
+    ``wanted`` is the `least_depth` that every node was stopped for, ``back`` holds the ranks that
+    stand at their barrier, by node.  ``script`` is the version of what ran, ``nodes_at_hand`` the
+    number of nodes that stand by.
     """
     finding = incident.finding
     sighting = poison.sighting_of(incident, state.chosen_checkpoints, script, now_ns)
@@ -67,8 +121,9 @@ def resolve(
         settings.restart,
         state.restarts,
         judged,
-        most_severe(*(fault.report.restart_mode for fault in incident.faults)),
+        wanted,
         now_ns,
+        back=Back(world_size=settings.world_size, ranks=back),
         faults=incident.faults,
         checkpoint_step=step,
         stepped=stepped,

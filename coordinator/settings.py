@@ -53,6 +53,9 @@ class JobSettings:
     """How long the finished job can still be looked at; None leaves it to the command line."""
     stop_grace_s: float = 0.0
     """Between a polite signal and SIGKILL.  After a fault nothing is gained by politeness."""
+    barrier_s: float = 10.0
+    """Longest wait for a rank to come back to its barrier before it gets a new process instead:
+    ten times what a script's own clean-up takes."""
     stop_timeout_s: float = 20.0
     """A node that has not confirmed the stop by then is treated as lost."""
 

@@ -77,6 +77,7 @@ class RunPolicy(
     clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None = None
     active_deadline_seconds: Seconds | None = None
     startup_deadline_seconds: Seconds = 1800.0
+    barrier_deadline_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 10.0
     fault_deadline_seconds: Seconds | None = None
     ttl_seconds_after_finished: Annotated[int, Meta(ge=-1)] | None = None
     suspend: bool = False
@@ -228,6 +229,8 @@ class JobSpec(
                     first_s=self.exit_policy.backoff_seconds,
                     most_s=self.exit_policy.backoff_max_seconds,
                 ),
+                before_job_max=run.restart_policy.num_restart_before_full_job_restart,
+                job_max=run.restart_policy.max_full_job_restarts,
             ),
             stall_timeout_s=progress.stall_timeout_seconds,
             stall_timeout_min_s=progress.stall_timeout_min_seconds,
@@ -241,20 +244,16 @@ class JobSpec(
             active_deadline_s=run.active_deadline_seconds,
             fault_deadline_s=run.fault_deadline_seconds,
             ttl_s=run.ttl_seconds_after_finished,
+            barrier_s=run.barrier_deadline_seconds,
         )
 
     def unsupported(self) -> tuple[str, ...]:
         """Return a sentence for every field that was read and is not acted on."""
         run, restart = self.run_policy, self.run_policy.restart_policy
-        full = "runPolicy.restartPolicy.{} is not acted on: every restart is one of processes"
         found = {
             "nprocPerNode auto stands for one worker a node; write the number if it is another": (
                 self.nproc_per_node == "auto"
             ),
-            full.format("numRestartBeforeFullJobRestart"): (
-                restart.num_restart_before_full_job_restart is not None
-            ),
-            full.format("maxFullJobRestarts"): restart.max_full_job_restarts is not None,
             "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid is not acted on: a node is left "
             "out for a hardware fault only": (
                 restart.max_num_repeat_offenders_to_avoid is not None

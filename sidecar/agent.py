@@ -22,9 +22,11 @@ from sidecar.api import (
 )
 from sidecar.checkpoints import CheckpointRecord
 from sidecar.commands import Answer, Refused, judge_start, judge_stop
+from sidecar.crew import Crew
 from sidecar.events import (
     AnswerWorker,
     CommandReceived,
+    DiscardState,
     Effect,
     Event,
     EvidenceTaken,
@@ -52,13 +54,26 @@ from sidecar.events import (
 )
 from sidecar.findings import Findings, crash, hardware_fault, log_fault, spawn_failure
 from sidecar.inspection import answer, look
-from sidecar.lifecycle import PROCESS_RESTART, TransitionTable, Trigger, advance
-from sidecar.ranks import Worker, stall_policy
+from sidecar.lifecycle import (
+    IN_PROCESS_RESTART,
+    PROCESS_RESTART,
+    TransitionTable,
+    Trigger,
+    advance,
+)
+from sidecar.ranks import Worker
 from sidecar.worker_talk import hear
-from worker_shim.messages import Refusal, SidecarReply, most_severe
+from worker_shim.messages import (
+    AtBarrier,
+    Heartbeat,
+    Init,
+    LeftBlock,
+    PastBarrier,
+    Refusal,
+    RestartMode,
+    most_severe,
+)
 
-STOP_FORCED_AFTER: Final = Duration(5 * SECOND)
-"""Time beyond the grace period after which a stop that has not ended is repeated with SIGKILL."""
 SHUTDOWN_MAX: Final = Duration(10 * SECOND)
 """A shutdown ends within this time whatever the workers do."""
 HEARTBEAT_DEFAULT_S: Final = 1.0
@@ -88,18 +103,15 @@ class AgentCore:
         self.state = AgentState.INIT
         self.transitions: dict[AgentState, Instant] = {AgentState.INIT: now}
         self.checkpoints = CheckpointRecord()
-        self._start: Start | None = None
         self._generation = 0
         self._stopped_generation = 0
-        self._stopping: Stop | None = None
-        self._workers: dict[int, Worker] = {}
-        self._completed: set[int] = set()
+        self._crew = Crew(config.nproc_per_node)
         self._findings = Findings()
         self._port = 0
         self._port_asked = False
         self._script_version = ""
         self._exit_code: int | None = None
-        self._forced_at: Instant | None = None
+        self._shut_by: Instant | None = None
         self._heartbeat = seconds(HEARTBEAT_DEFAULT_S)
         self._status_at = now
         self._news = False
@@ -113,10 +125,11 @@ class AgentCore:
         return [*effects, *self._tell(now)]
 
     def handle_timer(self, now: Instant) -> Sequence[Effect]:
-        """Take the passing of time: heartbeat, forced stop, bounded shutdown."""
-        effects: list[Effect] = []
-        if self._forced_at is not None and now >= self._forced_at:
-            effects += self._force(now)
+        """Take the passing of time: heartbeat, missed barrier, forced stop, bounded shutdown."""
+        effects = [*self._crew.go_on_stopping(now), *self._settle(now)]
+        if self._shut_by is not None and now >= self._shut_by:
+            self._shut_by, why = None, "workers did not end within the shutdown deadline"
+            effects.append(Quit(code=1, reason=why))
         if now >= after(self._status_at, self._heartbeat):
             self._news = True
         return [*effects, *self._tell(now)]
@@ -126,28 +139,27 @@ class AgentCore:
         due = after(self._status_at, self._heartbeat)
         if self._progress_news:
             due = min(due, after(self._status_at, PROGRESS_NEWS_MIN))
-        return due if self._forced_at is None else min(due, self._forced_at)
+        if (stopping := self._crew.stopping) is not None:
+            due = min(due, stopping.next_deadline(self._crew.barrier.waiting))
+        return due if self._shut_by is None else min(due, self._shut_by)
 
     def snapshot(self, now: Instant) -> StatusReport:
         """Return this node's whole state, as the coordinator would be told it now."""
-        faults = self._findings.reports(now)
+        faults, start = self._findings.reports(now), self._crew.start
         return StatusReport(
             node=self.config.node,
             incarnation=self.config.incarnation,
             state=self.state,
             generation=self._generation,
             stopped_generation=self._stopped_generation,
-            topology_version=self._start.topology_version if self._start else 0,
+            topology_version=start.topology_version if start else 0,
             rendezvous_port=self._port,
-            group_rank=self._start.group_rank if self._start else None,
+            group_rank=start.group_rank if start else None,
             reason=faults[0].reason if faults else "",
             message=faults[0].message if faults else "",
             restart_mode=most_severe(*(fault.restart_mode for fault in faults)),
             faults=faults,
-            ranks=tuple(
-                worker.status(self._global_rank(local_rank), local_rank, now)
-                for local_rank, worker in sorted(self._workers.items())
-            ),
+            ranks=self._crew.statuses(now),
             checkpoints=self.checkpoints.confirmations(),
             checkpoint_types=self.checkpoints.declarations(),
             script_version=self._script_version,
@@ -168,10 +180,10 @@ class AgentCore:
             case WorkersGone():
                 return self._gone(event, now)
             case WorkerSpoke():
-                return [AnswerWorker(connection=event.connection, reply=self._heard(event, now))]
+                return self._heard(event, now)
             case LogFinding():
                 if event.generation == self._generation:
-                    report = log_fault(event, self._global_rank(event.local_rank))
+                    report = log_fault(event, self._crew.rank(event.local_rank))
                     self._fault(report, Instant(now - event.age_ns))
                 return []
             case HardwareFinding():
@@ -181,14 +193,13 @@ class AgentCore:
                 self._news |= self._findings.recovered(event, resting=resting)
                 return []
             case ProcessNote():
-                ranks = {worker.pid: local for local, worker in self._workers.items()}
-                if (late := self._findings.note(event, ranks)) is not None:
+                if (late := self._findings.note(event, self._crew.pids())) is not None:
                     self._fault(late, now)
                 return []
             case ProgressObserved():
                 return self._progress(event, now)
             case InspectionTaken() | EvidenceTaken():
-                return [Report(message=answer(event, self.config.node, self._workers))]
+                return [Report(message=answer(event, self.config.node, self._crew.workers))]
             case PortReserved():
                 self._port, self._port_asked = event.port, False
                 if self.state is AgentState.INIT:
@@ -229,13 +240,11 @@ class AgentCore:
         if judgement is Answer.DONE:
             return [], None
         self._move(Trigger.START_COMMANDED, now)
-        self._start = start
         self._generation = start.generation
         self._findings.clear()
-        self._completed.clear()
-        self._workers = {local: Worker() for local in range(self.config.nproc_per_node)}
+        keep = self._crew.begin(start)
         self.checkpoints.rewind({item.prefix: item.step for item in start.checkpoints})
-        return [SpawnWorkers(start=start)], None
+        return [SpawnWorkers(start=start, keep=keep)], None
 
     def _stop_commanded(self, stop: Stop, now: Instant) -> tuple[list[Effect], str | None]:
         judgement = judge_stop(
@@ -244,16 +253,15 @@ class AgentCore:
             self.table,
             self._generation,
             self._stopped_generation,
-            stopping=self._stopping.generation if self._stopping else 0,
+            stopping=self._crew.stopping.stop if self._crew.stopping else None,
+            holding=bool(self._crew.barrier.waiting),
         )
         if isinstance(judgement, Refused):
             return [], judgement.reason
         if judgement is Answer.DONE:
             return [], None
         self._move(Trigger.STOP_COMMANDED, now)
-        self._stopping = stop
-        self._forced_at = after(now, Duration(seconds(stop.grace_s) + STOP_FORCED_AFTER))
-        return [KillWorkers(generation=stop.generation, grace_s=stop.grace_s)], None
+        return self._crew.stop(stop, now), None
 
     def _shutdown_commanded(
         self, shutdown: Shutdown, now: Instant
@@ -262,104 +270,104 @@ class AgentCore:
             return [], None
         self._move(Trigger.SHUTDOWN_COMMANDED, now)
         self._exit_code = shutdown.exit_code
-        self._forced_at = after(now, SHUTDOWN_MAX)
+        self._crew.stopping, self._shut_by = None, after(now, SHUTDOWN_MAX)
         said = Say(level="INFO", text=f"shutting down: {shutdown.reason}")
         return [said, KillWorkers(generation=self._generation, grace_s=0.0)], None
 
-    def _force(self, now: Instant) -> list[Effect]:
-        if self.state is AgentState.SHUTDOWN:
-            self._forced_at = None
-            return [Quit(code=1, reason="workers did not end within the shutdown deadline")]
-        self._forced_at = after(now, STOP_FORCED_AFTER)
-        generation = self._stopping.generation if self._stopping else self._generation
-        return [
-            Say(level="WARNING", text="the stop did not end in time: killing again"),
-            KillWorkers(generation=generation, grace_s=0.0),
-        ]
+    def _settle(self, now: Instant) -> list[Effect]:
+        """End the stop if it waits for nobody any more."""
+        stopping = self._crew.settled()
+        if stopping is None:
+            return []
+        self._stopped_generation = max(self._stopped_generation, stopping.stop.generation)
+        self._findings.clear()
+        self._move(Trigger.BARRIER_MISSED if stopping.missed else Trigger.WORKERS_STOPPED, now)
+        self._port = 0
+        effects = self._ensure_port()
+        if stopping.stop.restart_mode is not RestartMode.JOB:
+            return effects
+        self.checkpoints, self.table = CheckpointRecord(), PROCESS_RESTART
+        return [DiscardState(), *effects]
 
     def _spawned(self, event: WorkersSpawned) -> Sequence[Effect]:
-        if event.generation != self._generation or self._start is None:
+        start = self._crew.start
+        if event.generation != self._generation or start is None:
             return []
-        for local_rank, pid in event.pids.items():
-            self._workers.setdefault(local_rank, Worker()).pid = pid
         self._script_version = event.script_version
         self._news = True
-        size = self._start.nnodes * self.config.nproc_per_node
-        rules = self._start.log_rules
-        return [WatchLogs(generation=event.generation, rules=rules, world_size=size)]
+        size = start.nnodes * self.config.nproc_per_node
+        watch = WatchLogs(generation=event.generation, rules=start.log_rules, world_size=size)
+        return [watch, *self._crew.spawned(event)]
 
     def _exited(self, event: WorkerExited, now: Instant) -> Sequence[Effect]:
-        if event.generation != self._generation or self.state not in (
-            AgentState.RUNNING,
-            AgentState.FAULTED,
-        ):
+        if event.generation != self._generation:
             return []
+        if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
+            return self._lost_at_rest(event, now)
+        self._crew.barrier.forget(event.local_rank)
         if event.cause.clean:
-            self._completed.add(event.local_rank)
-            everyone = len(self._completed) == self.config.nproc_per_node
+            self._crew.completed.add(event.local_rank)
+            everyone = len(self._crew.completed) == self.config.nproc_per_node
             if everyone and self.state is AgentState.RUNNING:
                 self._move(Trigger.WORKERS_COMPLETED, now)
             self._news = True
             return []
-        rank = self._global_rank(event.local_rank)
-        self._fault(crash(event, rank, self._workers[event.local_rank].step), now)
+        rank = self._crew.rank(event.local_rank)
+        self._fault(crash(event, rank, self._crew.workers[event.local_rank].step), now)
         return []
+
+    def _lost_at_rest(self, event: WorkerExited, now: Instant) -> list[Effect]:
+        effects = self._crew.lost(event, ready=self.state is AgentState.READY)
+        if effects and self.state is AgentState.READY:
+            self._move(Trigger.BARRIER_MISSED, now)
+            self._move(Trigger.PREPARED, now)
+        return effects
 
     def _gone(self, event: WorkersGone, now: Instant) -> Sequence[Effect]:
         if self.state is AgentState.SHUTDOWN:
-            self._forced_at = None
+            self._shut_by = None
             return [Quit(code=self._exit_code or 0, reason="shut down")]
-        if self.state is not AgentState.STOPPING or self._stopping is None:
-            return []
-        if event.generation < self._stopping.generation:
-            return []
-        self._stopped_generation = max(self._stopped_generation, self._stopping.generation)
-        self._stopping, self._forced_at = None, None
-        self._workers.clear()
-        self._findings.clear()
-        self._move(Trigger.WORKERS_STOPPED, now)
-        self._port = 0
-        return self._ensure_port()
+        self._crew.gone(event)
+        return self._settle(now)
 
-    def _heard(self, event: WorkerSpoke, now: Instant) -> SidecarReply:
+    def _heard(self, event: WorkerSpoke, now: Instant) -> list[Effect]:
         seq, message = event.envelope.seq, event.message
-        if event.envelope.generation != self._generation:
-            return Refusal(
-                reply_to=seq,
-                reason=f"generation {event.envelope.generation} is over, "
-                f"{self._generation} runs now",
-            )
+        carried = isinstance(message, Init | AtBarrier | Heartbeat)
+        if event.envelope.generation != self._generation and not carried:
+            over = f"generation {event.envelope.generation} is over, {self._generation} runs now"
+            refusal = Refusal(reply_to=seq, reason=over)
+            return [AnswerWorker(connection=event.connection, reply=refusal)]
+        worker = self._crew.workers.setdefault(message.local_rank, Worker())
+        if isinstance(message, AtBarrier | PastBarrier | LeftBlock):
+            worker.attached = self._news = True
+            self.table = IN_PROCESS_RESTART
+            answers = self._crew.barrier.heard(message, event.connection, seq, self._generation)
+            return [*answers, *self._settle(now)]
         heard = hear(
             message,
             seq,
-            rank=self._global_rank(message.local_rank),
-            worker=self._workers.setdefault(message.local_rank, Worker()),
+            rank=self._crew.rank(message.local_rank),
+            worker=worker,
             checkpoints=self.checkpoints,
-            chosen=self._start.checkpoints if self._start else (),
+            chosen=self._crew.start.checkpoints if self._crew.start else (),
         )
         if heard.fault is not None:
             self._fault(heard.fault, now)
         self._news |= heard.news
-        return heard.reply
+        return [AnswerWorker(connection=event.connection, reply=heard.reply)]
 
     def _hardware_finding(self, event: HardwareFinding, now: Instant) -> Sequence[Effect]:
-        ranks = {local_rank: self._global_rank(local_rank) for local_rank in self._workers}
-        if self._findings.add(hardware_fault(event, ranks), now):
+        if self._findings.add(hardware_fault(event, self._crew.ranks()), now):
             self._fault_noted(now)
         return []
 
     def _progress(self, event: ProgressObserved, now: Instant) -> Sequence[Effect]:
-        if event.generation != self._generation or self._start is None:
+        start = self._crew.start
+        if event.generation != self._generation or start is None:
             return []
-        policy = stall_policy(self._start)
-        for seen in event.ranks:
-            worker = self._workers.get(seen.local_rank)
-            if worker is None or seen.local_rank in self._completed:
-                continue
-            before = worker.step
-            self._news |= worker.observe(seen, policy, now)
-            self._progress_news |= worker.step != before
-        return []
+        news, stepped = self._crew.observe(event, start, now)
+        self._news, self._progress_news = self._news or news, self._progress_news or stepped
+        return self._crew.go_on_stopping(now)
 
     def _fault(self, report: FaultReport, at: Instant) -> None:
         if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
@@ -390,7 +398,3 @@ class AgentCore:
         self._news = self._progress_news = False
         self._status_at = now
         return [Report(message=self.snapshot(now))]
-
-    def _global_rank(self, local_rank: int) -> int:
-        group_rank = self._start.group_rank if self._start else 0
-        return group_rank * self.config.nproc_per_node + local_rank

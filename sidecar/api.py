@@ -126,6 +126,10 @@ class RankStatus:
     """True when that limit was learned from the rank's own history or declared by its script."""
     attached: bool = False
     """True once the worker has spoken to its sidecar: it will tell its steps."""
+    restartable: bool = False
+    """True while it has a re-executable block and can be brought back to its barrier."""
+    at_barrier: bool = False
+    """True while it stands there, alive and without a generation to run."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -328,7 +332,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End every worker of ``generation`` and older."""
+    """End the run of ``generation`` and of every older one.
+
+    With the mode ``in_process_restart`` workers that have a re-executable block are brought back
+    to its barrier and live on; those that have none, or do not come back, are ended like all are
+    by the deeper modes.  ``job_level_restart`` also throws away what the sidecar holds.
+    """
 
     TYPE: ClassVar[str] = "stop"
     generation: int
@@ -336,6 +345,8 @@ class Stop:
     reason: str
     grace_s: float = 0.0
     """Time between a polite signal and SIGKILL; 0 kills at once."""
+    barrier_s: float = 10.0
+    """Time for a worker to come back to its barrier, before it is ended instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

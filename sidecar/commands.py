@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from sidecar.api import AgentState, Start, Stop
 from sidecar.lifecycle import TransitionTable, Trigger
+from worker_shim.messages import RestartMode
 
 
 class Answer(Enum):
@@ -56,10 +57,15 @@ def judge_stop(
     generation: int,
     stopped: int,
     *,
-    stopping: int,
+    stopping: Stop | None,
+    holding: bool,
 ) -> Judgement:
-    """Judge a stop; ``stopping`` is the generation whose stop is under way, else 0."""
-    if stop.generation <= stopped and state is not AgentState.STOPPING:
+    """Judge a stop; ``stopping`` is the one under way.
+
+    ``holding`` says that workers of a generation that is stopped live on at their barrier.
+    """
+    ends_held = holding and stop.restart_mode is not RestartMode.IN_PROCESS
+    if stop.generation <= stopped and state is not AgentState.STOPPING and not ends_held:
         return Answer.DONE
     if stop.generation < generation:
         return Refused(
@@ -68,6 +74,8 @@ def judge_stop(
         )
     if (state, Trigger.STOP_COMMANDED) not in table:
         return Refused(reason=f"stop refused: the agent is {state}")
-    if state is AgentState.STOPPING and stop.generation <= stopping:
-        return Answer.DONE  # the deadline of the first stop stands
+    if stopping is not None and stop.generation <= stopping.generation:
+        deeper = stop.restart_mode.severity > stopping.restart_mode.severity
+        # The deadline of the first stop stands, unless more than it is to be ended now.
+        return Answer.OBEY if deeper else Answer.DONE
     return Answer.OBEY

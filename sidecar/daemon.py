@@ -22,6 +22,7 @@ from sidecar.drive import drive, monotonic
 from sidecar.events import (
     AnswerWorker,
     CommandReceived,
+    DiscardState,
     Effect,
     Event,
     InspectionTaken,
@@ -160,6 +161,7 @@ class _Sidecar:
         self._effects: dict[type[Effect], Callable[[Any], None]] = {
             SpawnWorkers: self._spawn,
             KillWorkers: self._kill,
+            DiscardState: lambda _: self._warm.start_over(),
             WatchLogs: self._watch_logs,
             TakeInspection: self._inspect,
             ReservePort: lambda _: self._reserve_port(),
@@ -315,11 +317,11 @@ class _Sidecar:
     def _spawn(self, effect: SpawnWorkers) -> None:
         self._guardian.ensure()
         self._hardware.started(effect.start.env)
-        self._launcher.spawn(effect.start)
+        self._launcher.spawn(effect.start, effect.keep)
 
     def _kill(self, effect: KillWorkers) -> None:
         self._stopping = True
-        self._launcher.kill(effect.generation, effect.grace_s)
+        self._launcher.kill(effect.generation, effect.grace_s, effect.keep)
 
     def _watch_logs(self, effect: WatchLogs) -> None:
         written = self._launcher.log_files(effect.generation)

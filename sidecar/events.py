@@ -33,12 +33,25 @@ class CommandReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What a carried worker must be told of its generation: see `JobStart`."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersSpawned:
-    """All workers of ``generation`` run.  ``pids`` maps local rank to process id."""
+    """All workers of ``generation`` run.  ``pids`` maps local rank to process id.
+
+    ``carried`` are those that lived before, by local rank, with what they must be told.
+    """
 
     generation: int
     pids: Mapping[int, int]
     script_version: str = ""
+    carried: Mapping[int, Orders] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +75,13 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersGone:
-    """No process of ``generation`` or older is left on this node, orphans included."""
+    """No process of ``generation`` or older is left on this node, orphans included.
+
+    ``kept`` are the local ranks whose worker was to stay, with what it has started.
+    """
 
     generation: int
+    kept: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,17 +218,31 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnWorkers:
-    """Start this node's workers as ``start`` says.  Ends in `WorkersSpawned` or `SpawnFailed`."""
+    """Start this node's workers as ``start`` says.  Ends in `WorkersSpawned` or `SpawnFailed`.
+
+    The workers of the local ranks ``keep`` stand at the barrier: those that still live become
+    workers of this generation, the others are started anew.
+    """
 
     start: Start
+    keep: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillWorkers:
-    """End every worker of ``generation`` and older.  Ends in `WorkersGone`."""
+    """End every worker of ``generation`` and older but those of the local ranks ``keep``.
+
+    Ends in `WorkersGone`.  Asked again while it is under way, the last ``keep`` holds.
+    """
 
     generation: int
     grace_s: float
+    keep: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardState:
+    """Throw away whatever the sidecar holds for faster starts: its next start is a first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +316,7 @@ class Say:
 Effect: TypeAlias = (
     SpawnWorkers
     | KillWorkers
+    | DiscardState
     | WatchLogs
     | TakeInspection
     | ReservePort

@@ -31,6 +31,7 @@ class Worker:
     """Its process is stopped, or asleep in the kernel, for longer than a moment."""
     attached: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    _process_states: str = ""
     limit: Limit | None = None
     """The silence allowed to it now, None while stalls are not judged."""
     usual_ns: int | None = None
@@ -67,11 +68,31 @@ class Worker:
         limit = None if self.limit is None else self.limit.ns
         return replace(seen, stall_limit_ns=limit, usual_silence_ns=self.usual_ns)
 
+    def carried(self) -> "Worker":
+        """Return it as it goes into another generation: alive, with no step made."""
+        return Worker(pid=self.pid, attached=self.attached, labels=self.labels)
+
+    def look(self, process_state: str | None) -> bool:
+        """Take its state in ``/proc``.  Returns whether it can obey nothing at all.
+
+        A stopped process is seen to be one at once.  An uninterruptible wait is usual while a
+        disk is written to, and means something only when it lasts from one look to the next.
+        """
+        self._process_states = (self._process_states + (process_state or "?"))[-2:]
+        return self.is_stuck
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was seen to be stopped, or in an uninterruptible wait that lasts."""
+        return self._process_states[-1:] in {"T", "t"} or self._process_states == "DD"
+
     def progress_age(self, now: Instant) -> int | None:
         """Return nanoseconds since its last progress, or None when there was none."""
         return None if self.progress_at is None else since(self.progress_at, now)
 
-    def status(self, rank: int, local_rank: int, now: Instant) -> RankStatus:
+    def status(
+        self, rank: int, local_rank: int, now: Instant, *, restartable: bool, at_barrier: bool
+    ) -> RankStatus:
         """Return it as the coordinator is told."""
         return RankStatus(
             rank=rank,
@@ -84,6 +105,8 @@ class Worker:
             stall_limit_ns=None if self.limit is None else self.limit.ns,
             stall_armed=self.limit is not None and self.limit.armed,
             attached=self.attached,
+            restartable=restartable,
+            at_barrier=at_barrier,
             labels=self.labels,
         )
 

@@ -23,7 +23,7 @@ from sidecar.hardware.nvml import GpuInventory, list_gpus
 from sidecar.logs.rules_file import RulesFile, RulesFileError, read_rules_file
 from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
 from sidecar.workers.files import new_run_folder
-from sidecar.workers.launcher import LaunchSettings
+from sidecar.workers.launch import LaunchSettings
 from sidecar.workers.marks import SidecarMark
 
 CURSOR_NAME: Final = "kernel-log.json"

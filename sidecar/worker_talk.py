@@ -10,12 +10,15 @@ from sidecar.names import labels_problem
 from sidecar.ranks import Worker
 from worker_shim.messages import (
     Ack,
+    AtBarrier,
     CheckpointInit,
     CheckpointQuery,
     CheckpointSaved,
     Heartbeat,
     Init,
     JobFault,
+    LeftBlock,
+    PastBarrier,
     RankLabels,
     Refusal,
     SidecarReply,
@@ -74,3 +77,5 @@ def hear(
             return Heard(reply=done, news=fresh or bool(message.checkpoint_types))
         case Init() | Heartbeat():
             return Heard(reply=done, news=fresh)
+        case AtBarrier() | PastBarrier() | LeftBlock():
+            raise AssertionError("where a worker stands is heard by `sidecar.barrier`")

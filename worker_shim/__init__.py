@@ -13,8 +13,10 @@ from worker_shim.attachment import ATTACHMENT, Session
 from worker_shim.checkpoint import CheckpointKind
 from worker_shim.messages import RestartMode
 from worker_shim.phases import CheckpointDirection, DeclaredPhase
+from worker_shim.restart import Attempt, restartable
 
 __all__ = [
+    "Attempt",
     "RestartMode",
     "Session",
     "attach",
@@ -26,6 +28,7 @@ __all__ = [
     "notify_labels",
     "phase",
     "report_fault",
+    "restartable",
 ]
 
 T = TypeVar("T")

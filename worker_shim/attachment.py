@@ -74,7 +74,10 @@ class Session:
         instruments: Instruments | None = None,
         steps: StepCounter | None = None,
         local_rank: int = 0,
+        generation: int = 0,
     ) -> None:
+        self.generation = generation
+        """The job's run number that this process belongs to."""
         self._client = client
         self._instruments = instruments
         self._track = instruments.track if instruments is not None else None
@@ -83,6 +86,16 @@ class Session:
         self._checkpoints = (
             CheckpointTracker(client, steps or StepCounter(), local_rank) if client else None
         )
+
+    @property
+    def client(self) -> Client | None:
+        """The connection, None when there is none."""
+        return self._client
+
+    @property
+    def local_rank(self) -> int:
+        """This process's rank on its node."""
+        return self._local_rank
 
     @property
     def attached(self) -> bool:
@@ -163,6 +176,16 @@ class Session:
         """Return ``loader`` with its waits published."""
         self._look_for_torch()
         return loader if self._track is None else WatchedLoader(self._track, loader)
+
+    def turn_to(self, generation: int) -> None:
+        """Belong to ``generation``, whose variables the environment holds already."""
+        if self._client is None:
+            return
+        self.generation = generation
+        self._client.update(lambda outbox: outbox.turn_to(generation))
+        page = _open_page(os.environ)
+        if self._instruments is not None and page is not None:
+            self._instruments.turn_to(page)
 
     def _look_for_torch(self) -> None:
         if self._instruments is not None:
@@ -281,13 +304,13 @@ def _open_session(environment: Mapping[str, str]) -> Session:
         instruments.install()
     client.start()
     if path is None:  # an observer without a sidecar reads the page
-        return Session(client, instruments, steps, local_rank)
+        return Session(client, instruments, steps, local_rank, generation)
     unreachable = client.first_contact(ATTACH_S_MAX)
     if unreachable is not None:
         _log.warning(
             "outrider: no sidecar at %s (%s); training goes on without it", path, unreachable
         )
-    return Session(client, instruments, steps, local_rank)
+    return Session(client, instruments, steps, local_rank, generation)
 
 
 def _open_page(environment: Mapping[str, str]) -> PageWriter | None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from worker_shim.framing import BadFrame, Decoder, FrameTooLargeError, encode
 from worker_shim.messages import CheckpointQuery, SidecarReply
-from worker_shim.session import Outbox, Owed
+from worker_shim.session import Outbox, Owed, Waiting
 
 TICK_S: Final = 0.1
 """Between two ticks: a laggard shows within a tenth of a second, at 0.1 % of a core."""
@@ -26,6 +26,8 @@ HEARTBEAT_S: Final = 2.0
 REDIAL_S_MIN: Final = 0.1
 REDIAL_S_MAX: Final = 2.0
 """A sidecar that restarts is found again within two seconds; one that never comes costs little."""
+WAIT_LOOK_S: Final = 1.0
+"""Between two looks at whether a wait without an end is given up, should nobody say so."""
 READ_BYTES: Final = 1 << 16
 NOTES_MAX: Final = 16
 """Different complaints in the rank's log; a broken sidecar must not flood it."""
@@ -69,7 +71,7 @@ class Client:
             self.guard.wait_for(self._is_known, timeout_s)
             return self._unreachable
 
-    def update(self, change: Callable[[Outbox], None]) -> None:
+    def update(self, change: Callable[[Outbox], object]) -> None:
         """Change what is owed; the thread sends it."""
         with self.guard:
             change(self._outbox)
@@ -93,6 +95,33 @@ class Client:
             if isinstance(message, CheckpointQuery):
                 self._outbox.forget(ticket)
             return self._answers.pop(ticket, None)
+
+    def await_answer(
+        self, message: Waiting, meanwhile: Callable[[], object], given_up: Callable[[], bool]
+    ) -> SidecarReply | None:
+        """Owe ``message``, do something ``meanwhile``, and wait for as long as it takes.
+
+        None when the sidecar refused this process, or once ``given_up`` says so; it is asked
+        whenever something was heard and every `WAIT_LOOK_S`.
+        """
+        with self.guard:
+            if self._path is None or self._outbox.rejected is not None:
+                return None
+            ticket = self._outbox.owe(message)
+            self._awaited.add(ticket)
+        self._wake()
+        meanwhile()
+        with self.guard:
+            while self._outbox.is_owed(ticket) and not given_up():
+                self.guard.wait(WAIT_LOOK_S)
+            self._awaited.discard(ticket)
+            self._outbox.forget(ticket)
+            return self._answers.pop(ticket, None)
+
+    def hurry(self) -> None:
+        """Wake who waits for an answer, to look whether it is given up."""
+        with self.guard:
+            self.guard.notify_all()
 
     def close(self, flush_s: float) -> None:
         """Send what is owed, for at most ``flush_s`` seconds, and end the thread."""

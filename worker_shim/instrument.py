@@ -107,6 +107,13 @@ class Instruments:
         self._page.beat(now_ns, count, groups, self.track.observe(now_ns))
         self._flight.look(self.track.silent_ns(now_ns))
 
+    def turn_to(self, page: PageWriter) -> None:
+        """Publish on another page from now on, as if this process had just begun."""
+        self._steps.begin_again()
+        self.track.steps.begin_again()
+        self.track.turn_to(page)
+        self._page = page
+
     def silence(self) -> None:
         """Publish nothing from now on: in a forked child the page is not ours."""
         self._silent = True
@@ -200,6 +207,10 @@ class StepWatch(Watcher):
         """A counted step is under way."""
         self.stepping: Callable[[Any], None] | None = None
         """Called before every counted step."""
+
+    def begin_again(self) -> None:
+        """Count the first optimizer that steps from now on."""
+        self._first, self._counting = None, False
 
     def install(self, patches: Patches, torch: ModuleType, optimizer: ModuleType) -> None:
         """Register with torch's hooks on every optimizer."""

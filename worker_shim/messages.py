@@ -4,7 +4,8 @@ Type names are those of the HyperPod elastic agent's IPC, so that a client writt
 understood; ``protocol``, ``seq`` and ``generation`` are ours.  This module knows JSON objects,
 not sockets: `framing` cuts the byte stream, `client` and the sidecar's server do the I/O.
 
-Every worker message is answered: `Ack`, `Refusal`, or the reply its type names.
+Every worker message is answered: `Ack`, `Refusal`, or the reply its type names; those of the
+barrier when what they wait for comes to pass.
 """
 
 from collections.abc import Mapping
@@ -142,11 +143,70 @@ class CheckpointAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AtBarrier:
+    """This rank waits before its re-executable block.  Answered by `JobStart`, whenever that is.
+
+    ``epoch`` is the generation in which it ran the block last, 0 for never: a start of that
+    generation is over for it.  None is said by clients that do not know of epochs.
+    """
+
+    TYPE: ClassVar[str] = "at_rcb_barrier"
+    local_rank: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastBarrier:
+    """This rank runs its block in generation ``epoch``.
+
+    Answered by `JobHalt` if that is called off, and not at all otherwise.
+    """
+
+    TYPE: ClassVar[str] = "past_rcb_barrier"
+    local_rank: int
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBlock:
+    """This rank is through with its block and cannot be brought back to the barrier any more."""
+
+    TYPE: ClassVar[str] = "left_rcb"
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """The connection is alive although nothing happened."""
 
     TYPE: ClassVar[str] = "heartbeat"
     local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """Leave the barrier and run the block in ``generation``.
+
+    ``worker_envs`` is to be set in the environment first.  ``stdout`` and ``stderr`` are the files
+    of this generation, None where the process writes to the right ones already.
+    """
+
+    TYPE: ClassVar[str] = "job_start"
+    reply_to: int
+    generation: int
+    worker_envs: Mapping[str, str]
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHalt:
+    """Leave the block, whatever it does, and come back to the barrier."""
+
+    TYPE: ClassVar[str] = "job_fault"
+    reply_to: int
+    restart_count: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +227,18 @@ class Refusal:
 
 
 WorkerMessage = (
-    Init | JobFault | RankLabels | CheckpointInit | CheckpointSaved | CheckpointQuery | Heartbeat
+    Init
+    | JobFault
+    | RankLabels
+    | CheckpointInit
+    | CheckpointSaved
+    | CheckpointQuery
+    | AtBarrier
+    | PastBarrier
+    | LeftBlock
+    | Heartbeat
 )
-SidecarReply = Ack | Refusal | CheckpointAnswer
+SidecarReply = Ack | Refusal | CheckpointAnswer | JobStart | JobHalt
 
 WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
     cls.TYPE: cls
@@ -180,11 +249,14 @@ WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
         CheckpointInit,
         CheckpointSaved,
         CheckpointQuery,
+        AtBarrier,
+        PastBarrier,
+        LeftBlock,
         Heartbeat,
     )
 }
 SIDECAR_REPLIES: Final[Mapping[str, type[SidecarReply]]] = {
-    cls.TYPE: cls for cls in (Ack, Refusal, CheckpointAnswer)
+    cls.TYPE: cls for cls in (Ack, Refusal, CheckpointAnswer, JobStart, JobHalt)
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 from worker_shim.framing import BadFrame
 from worker_shim.messages import (
     Ack,
+    AtBarrier,
     CheckpointAnswer,
     CheckpointInit,
     CheckpointQuery,
@@ -23,6 +24,10 @@ from worker_shim.messages import (
     Heartbeat,
     Init,
     JobFault,
+    JobHalt,
+    JobStart,
+    LeftBlock,
+    PastBarrier,
     RankLabels,
     Refusal,
     SidecarReply,
@@ -35,7 +40,9 @@ OWED_MAX: Final = 256
 PREFIXES_MAX: Final = 64
 """Checkpoint series of one script; each is told again on every connection."""
 
-Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery
+Waiting: TypeAlias = AtBarrier | PastBarrier
+"""Answered when something comes to pass, which may be never."""
+Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery | LeftBlock | Waiting
 Standing: TypeAlias = RankLabels | CheckpointInit
 
 
@@ -76,8 +83,8 @@ class Outbox:
 
     @property
     def owed(self) -> int:
-        """How many messages wait for an answer."""
-        return len(self._owed)
+        """How many messages wait for an answer that comes at once."""
+        return sum(not isinstance(it.message, Waiting) for it in self._owed.values())
 
     @property
     def local_rank(self) -> int:
@@ -87,7 +94,8 @@ class Outbox:
     def owe(self, message: Owed) -> int:
         """Keep ``message`` until it is answered, and return its ticket."""
         if len(self._owed) >= OWED_MAX:
-            del self._owed[next(iter(self._owed))]
+            oldest = (at for at, it in self._owed.items() if not isinstance(it.message, Waiting))
+            del self._owed[next(oldest)]
         ticket = self._next_ticket
         self._next_ticket += 1
         self._owed[ticket] = _Pending(message=message)
@@ -100,6 +108,11 @@ class Outbox:
     def forget(self, ticket: int) -> None:
         """Nobody waits for this answer any more."""
         self._owed.pop(ticket, None)
+
+    def turn_to(self, generation: int) -> None:
+        """Speak for ``generation`` from now on; what is owed from before is nobody's any more."""
+        self._generation = generation
+        self._owed.clear()
 
     def set_labels(self, labels: Mapping[str, str]) -> None:
         """Replace the labels: a level, told once per connection and at every change."""
@@ -199,6 +212,10 @@ class StepCounter:
         self.step = self._completed + self._offset
         return self.step
 
+    def begin_again(self) -> None:
+        """The block runs again: steps count from its start until the script names one."""
+        self._completed = self._offset = self.step = 0
+
     def anchor(self, step: int) -> None:
         """The script says that exactly ``step`` steps are complete now."""
         self._offset = step - self._completed
@@ -215,6 +232,8 @@ def parse_reply(frame: Mapping[str, Any]) -> SidecarReply | None:
         return None
     if kind == Ack.TYPE:
         return Ack(reply_to=reply_to)
+    if kind in (JobStart.TYPE, JobHalt.TYPE):
+        return _barrier_reply(frame, reply_to)
     prefix, path = frame.get("prefix"), frame.get("path")
     if kind != CheckpointAnswer.TYPE or not isinstance(prefix, str):
         return None
@@ -223,6 +242,24 @@ def parse_reply(frame: Mapping[str, Any]) -> SidecarReply | None:
         step=_integer(frame.get("step")),
         path=path if isinstance(path, str) else None,
         reply_to=reply_to,
+    )
+
+
+def _barrier_reply(frame: Mapping[str, Any], reply_to: int) -> SidecarReply | None:
+    if frame.get("type") == JobHalt.TYPE:
+        count = _integer(frame.get("restart_count")) or 0
+        reason = str(frame.get("reason", ""))
+        return JobHalt(reply_to=reply_to, restart_count=count, reason=reason)
+    generation, envs = _integer(frame.get("generation")), frame.get("worker_envs")
+    if generation is None or not isinstance(envs, Mapping):
+        return None
+    stdout, stderr = frame.get("stdout"), frame.get("stderr")
+    return JobStart(
+        reply_to=reply_to,
+        generation=generation,
+        worker_envs={str(name): str(value) for name, value in envs.items()},
+        stdout=stdout if isinstance(stdout, str) else None,
+        stderr=stderr if isinstance(stderr, str) else None,
     )
 
 

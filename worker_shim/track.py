@@ -197,6 +197,17 @@ class Track:
 
     # --- the page -------------------------------------------------------------------------
 
+    def turn_to(self, page: PageWriter) -> None:
+        """Publish on ``page`` from now on; of what was before, nothing stands."""
+        self._declared.clear()
+        self._limit_ns = self._detail = 0
+        self._group = self._count = self._fingerprint = self._operation = self._since_ns = 0
+        self._unstepped = True
+        self.moves = 0
+        self._turn_to(_UNKNOWN, _now())
+        self._describe()
+        self._write = page.write
+
     def silence(self) -> None:
         """Publish nothing from now on."""
         self._write = _say_nothing

@@ -26,7 +26,10 @@ from worker_shim.framing import BadFrame, Decoder, FrameTooLargeError, encode
 from worker_shim.messages import (
     PROTOCOL_VERSION,
     WORKER_MESSAGES,
+    AtBarrier,
     Envelope,
+    Heartbeat,
+    Init,
     Refusal,
     SidecarReply,
     WorkerMessage,
@@ -52,6 +55,8 @@ WRONG_RANK: Final = "wrong_rank"
 INVALID: Final = "invalid_message"
 ERROR_KINDS: Final = (BAD_FRAME, FOREIGN_PEER, STALE, WRONG_RANK, INVALID)
 
+_AT_REST: Final = (Init, AtBarrier, Heartbeat)
+"""What a worker may say of an earlier generation of its own: nobody told it of the present one."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _LOG = logging.getLogger(__name__)
 
@@ -61,12 +66,17 @@ class SocketPathError(ValueError):
 
 
 class KnownWorker(Protocol):
-    """What the launcher knows about a running worker."""
+    """What the launcher knows about a running worker, as of now.
+
+    ``born`` is the generation it was started in, ``generation`` the one it was carried into.
+    """
 
     @property
     def generation(self) -> int: ...  # noqa: D102
     @property
     def local_rank(self) -> int: ...  # noqa: D102
+    @property
+    def born(self) -> int: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -75,8 +85,7 @@ class _Connection:
 
     number: int
     writer: asyncio.StreamWriter
-    generation: int
-    local_rank: int
+    worker: KnownWorker
     filled_at: float
     tokens: float = MESSAGES_BURST_MAX
     decoder: Decoder = field(default_factory=Decoder)
@@ -184,8 +193,7 @@ class WorkerServer:
         connection = _Connection(
             number=self._next_number,
             writer=writer,
-            generation=worker.generation,
-            local_rank=worker.local_rank,
+            worker=worker,
             filled_at=asyncio.get_running_loop().time(),
         )
         self._next_number += 1
@@ -221,7 +229,9 @@ class WorkerServer:
         if transport.is_closing():
             return False
         if transport.get_write_buffer_size() > REPLY_BACKLOG_BYTES_MAX:
-            _LOG.warning("local rank %d does not read its replies; closing", connection.local_rank)
+            _LOG.warning(
+                "local rank %d does not read its replies; closing", connection.worker.local_rank
+            )
             transport.abort()
             return False
         try:
@@ -256,23 +266,32 @@ def _understand(connection: _Connection, frame: dict[str, Any]) -> tuple[Envelop
     if cls is None:
         raise _RefusedError(kind=INVALID, reason=f"unknown type {kind!r}", reply_to=reply_to)
     # A client of the HyperPod agent's protocol says none of these; the kernel knows them for it.
-    known = {"seq": 0, "generation": connection.generation, "pid": 0, "protocol": PROTOCOL_VERSION}
+    known = {
+        "seq": 0,
+        "generation": connection.worker.generation,
+        "pid": 0,
+        "protocol": PROTOCOL_VERSION,
+    }
     body = {**known, **frame}
     try:
         envelope = from_plain(body, Envelope)
         message = from_plain(body, cls)
     except InvalidMessageError as error:
         raise _RefusedError(kind=INVALID, reason=str(error), reply_to=reply_to) from None
-    if message.local_rank != connection.local_rank:
+    if message.local_rank != connection.worker.local_rank:
         reason = (
-            f"this process is local rank {connection.local_rank} "
+            f"this process is local rank {connection.worker.local_rank} "
             f"and may not speak for local rank {message.local_rank}"
         )
         raise _RefusedError(kind=WRONG_RANK, reason=reason, reply_to=reply_to)
-    if envelope.generation != connection.generation:
+    worker = connection.worker
+    at_rest = isinstance(message, _AT_REST) and worker.born <= envelope.generation
+    if envelope.generation != worker.generation and not (
+        at_rest and envelope.generation <= worker.generation
+    ):
         reason = (
             f"message of generation {envelope.generation}, "
-            f"this worker belongs to generation {connection.generation}"
+            f"this worker belongs to generation {connection.worker.generation}"
         )
         raise _RefusedError(kind=STALE, reason=reason, reply_to=reply_to)
     return envelope, message

@@ -20,11 +20,11 @@ from typing import BinaryIO, Final
 
 from scout.progress import ProgressPageError
 from sidecar.api import ExitCause, Start
-from sidecar.events import SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
+from sidecar.events import Orders, SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
 from sidecar.evidence_format import redacted
 from sidecar.workers.command import script_version
-from sidecar.workers.environment import WorkerPlace, worker_environment
 from sidecar.workers.files import LogFiles, last_lines, open_rank_files
+from sidecar.workers.launch import LaunchSettings
 from sidecar.workers.marks import SIDECAR_MARK_ENV
 from sidecar.workers.orphans import (
     WORKERS_REMEMBERED_MAX,
@@ -55,25 +55,6 @@ _LOG = logging.getLogger(__name__)
 LauncherEvent = WorkersSpawned | SpawnFailed | WorkerExited | WorkersGone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSettings:
-    """What stays the same from generation to generation.
-
-    ``sole_parent`` says that this process starts nothing but workers, so that any other child
-    it has is an orphan of theirs; where it is False, only marked children are.
-    """
-
-    job: str
-    node: str
-    nproc: int
-    command: tuple[str, ...]
-    output: Path
-    """The folder of this run: nothing of an earlier one stands in it."""
-    socket_path: str
-    inherited: Mapping[str, str]
-    sole_parent: bool = False
-
-
 @dataclass(slots=True, kw_only=True)
 class Worker:
     """A started process, until its exit was collected."""
@@ -90,6 +71,10 @@ class Worker:
     """What may be shown of it."""
     flight_record: Path
     """Where the worker leaves torch's Flight Recorder, if it does."""
+    mark: str
+    """What it and all that it starts carry in their environment."""
+    born: int
+    """The generation in which it was started; it may have been carried into later ones."""
 
 
 @dataclass(slots=True)
@@ -99,6 +84,7 @@ class _Ending:
     generation: int
     deadline: float
     changed: asyncio.Event
+    keep: frozenset[int]
 
 
 class Launcher:
@@ -132,16 +118,24 @@ class Launcher:
 
     # --- asked for by the core ------------------------------------------------------------
 
-    def spawn(self, start: Start) -> None:
-        """Start every worker of ``start``.  Ends in `WorkersSpawned` or `SpawnFailed`."""
+    def spawn(self, start: Start, keep: frozenset[int] = frozenset()) -> None:
+        """Start every worker of ``start``.  Ends in `WorkersSpawned` or `SpawnFailed`.
+
+        Those of the local ranks ``keep`` that live are carried into its generation.
+        """
         if self._ending is not None:
             reason = f"generation {self._ending.generation} is still being stopped"
             self._put(SpawnFailed(generation=start.generation, reason=reason))
             return
+        living = [it for it in self._workers.values() if it.local_rank in keep]
+        missing = set(range(self._settings.nproc)) - {it.local_rank for it in living}
         started: list[Worker] = []
+        carried: dict[int, Orders] = {}
         try:
-            for local_rank in range(self._settings.nproc):
+            for local_rank in sorted(missing):
                 started.append(self._spawn_one(start, local_rank))  # noqa: PERF401 - kept on error
+            for worker in living:
+                carried[worker.local_rank] = self._carry(worker, start)
         except (OSError, ProgressPageError, subprocess.SubprocessError) as error:
             for worker in started:
                 self._abandon(worker)
@@ -152,23 +146,31 @@ class Launcher:
         for worker in started:
             self._workers[worker.pid] = worker
             loop.add_reader(worker.pidfd, self._collect, worker.pid)
-        self._files[start.generation] = {w.local_rank: w.files for w in started}
-        pids = {worker.local_rank: worker.pid for worker in started}
+        everybody = [*started, *living]
+        self._files[start.generation] = {w.local_rank: w.files for w in everybody}
+        pids = {worker.local_rank: worker.pid for worker in everybody}
+        self._pages.remove(start.generation - 1)
         version = script_version(self._settings.command)
-        self._put(WorkersSpawned(generation=start.generation, pids=pids, script_version=version))
+        self._put(
+            WorkersSpawned(
+                generation=start.generation, pids=pids, carried=carried, script_version=version
+            )
+        )
 
-    def kill(self, generation: int, grace_s: float) -> None:
-        """End every worker of ``generation`` and older.  Ends in `WorkersGone`.
+    def kill(self, generation: int, grace_s: float, keep: frozenset[int] = frozenset()) -> None:
+        """End the workers of ``generation`` and older that are not of the local ranks ``keep``.
 
-        Asked again while it is under way, the higher generation and the earlier deadline hold.
+        Ends in `WorkersGone`.  Asked again while it is under way, the higher generation, the
+        earlier deadline and the last ``keep`` hold.
         """
         deadline = asyncio.get_running_loop().time() + max(0.0, grace_s)
         if self._ending is not None:
             self._ending.generation = max(self._ending.generation, generation)
             self._ending.deadline = min(self._ending.deadline, deadline)
+            self._ending.keep = keep
             self._ending.changed.set()
             return
-        self._ending = _Ending(generation, deadline, asyncio.Event())
+        self._ending = _Ending(generation, deadline, asyncio.Event(), keep)
         self._ending_task = asyncio.create_task(self._end(self._ending))
 
     # --- asked for by other shells --------------------------------------------------------
@@ -209,23 +211,11 @@ class Launcher:
     # --- starting -------------------------------------------------------------------------
 
     def _spawn_one(self, start: Start, local_rank: int) -> Worker:
-        settings = self._settings
-        rank = start.group_rank * settings.nproc + local_rank
-        folder = settings.output / f"gen_{start.generation}"
+        rank = self._settings.rank(start, local_rank)
         page = self._pages.create(start.generation, rank, local_rank)
         mark = secrets.token_hex(8)
-        with open_rank_files(folder / f"rank_{rank}") as (files, stdout, stderr):
-            place = WorkerPlace(
-                local_rank=local_rank,
-                nproc=settings.nproc,
-                job=settings.job,
-                socket_path=settings.socket_path,
-                page_path=str(page.path),
-                page_token=page.token,
-                error_file=str(files.error),
-                launch_mark=mark,
-            )
-            environment = worker_environment(start, place, settings.inherited)
+        with open_rank_files(self._settings.folder(start, local_rank)) as (files, stdout, stderr):
+            environment = self._settings.environment(start, local_rank, page, files, mark)
             pid, process = self._run(environment, stdout, stderr)
         self._pages.bind(start.generation, local_rank, pid)
         self._remember(pid, mark)
@@ -245,7 +235,24 @@ class Launcher:
             pidfd=pidfd,
             environment=redacted(environment),
             flight_record=page.flight_record,
+            mark=mark,
+            born=start.generation,
         )
+
+    def _carry(self, worker: Worker, start: Start) -> Orders:
+        """Make a living worker one of ``start``; return what it must be told of that."""
+        local_rank = worker.local_rank
+        rank = self._settings.rank(start, local_rank)
+        page = self._pages.create(start.generation, rank, local_rank)
+        self._pages.bind(start.generation, local_rank, worker.pid)
+        with open_rank_files(self._settings.folder(start, local_rank)) as (files, _, _):
+            environment = self._settings.environment(start, local_rank, page, files, worker.mark)
+        worker.generation, worker.rank = start.generation, rank
+        worker.files, worker.flight_record = files, page.flight_record
+        worker.environment = redacted(environment)
+        inherited = self._settings.inherited
+        envs = {name: it for name, it in environment.items() if inherited.get(name) != it}
+        return Orders(envs=envs, stdout=str(files.stdout), stderr=str(files.stderr))
 
     def _run(
         self, environment: Mapping[str, str], stdout: BinaryIO, stderr: BinaryIO
@@ -324,10 +331,10 @@ class Launcher:
             await _changed(ending, min(STATE_POLL_S, ending.deadline - loop.time()))
         await self._kill_until_gone(ending)
         self._ending = None
-        self._pages.remove(ending.generation)
+        self._pages.remove(ending.generation, keep=ending.keep)
         for old in [g for g in self._files if g < ending.generation]:
             del self._files[old]
-        self._put(WorkersGone(generation=ending.generation))
+        self._put(WorkersGone(generation=ending.generation, kept=ending.keep))
 
     async def _kill_until_gone(self, ending: _Ending) -> None:
         loop = asyncio.get_running_loop()
@@ -336,7 +343,8 @@ class Launcher:
             meant = self._meant(ending)
             for worker in meant:
                 signal_group(worker.pid, signal.SIGKILL)
-            left = await asyncio.to_thread(kill_orphans, self._family(ending.generation))
+            family = self._family(ending.generation, ending.keep)
+            left = await asyncio.to_thread(kill_orphans, family)
             if not left and not self._meant(ending):
                 return
             if loop.time() >= complain_at:
@@ -346,14 +354,16 @@ class Launcher:
             await _changed(ending, STATE_POLL_S)
 
     def _meant(self, ending: _Ending) -> list[Worker]:
-        return [w for w in self._workers.values() if w.generation <= ending.generation]
+        old = [w for w in self._workers.values() if w.generation <= ending.generation]
+        return [w for w in old if w.local_rank not in ending.keep]
 
-    def _family(self, ended_generation: int) -> Family:
+    def _family(self, ended_generation: int, keep: frozenset[int] = frozenset()) -> Family:
         workers = self._workers.values()
+        stay = [w for w in workers if w.generation > ended_generation or w.local_rank in keep]
         return Family(
             marks=dict(self._marks),
             running=frozenset(w.pid for w in workers) | self._helpers(),
-            keep=frozenset(w.pid for w in workers if w.generation > ended_generation),
+            keep=frozenset(w.pid for w in stay),
             sidecar_mark=self._settings.inherited.get(SIDECAR_MARK_ENV),
             sole_parent=self._settings.sole_parent,
         )

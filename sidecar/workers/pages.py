@@ -108,10 +108,10 @@ class ProgressPages:
         newest = self.generation()
         return {p.local_rank: p.rank for p in self._pages.values() if p.generation == newest}
 
-    def remove(self, generation: int) -> None:
-        """Remove the pages of ``generation`` and older."""
+    def remove(self, generation: int, keep: frozenset[int] = frozenset()) -> None:
+        """Remove the pages of ``generation`` and older, but not those of local ranks ``keep``."""
         for key, page in list(self._pages.items()):
-            if page.generation <= generation:
+            if page.generation <= generation and page.local_rank not in keep:
                 del self._pages[key]
                 if page.reader is not None:
                     page.reader.close()

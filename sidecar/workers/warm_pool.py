@@ -132,6 +132,11 @@ class WarmPool:
             raise WarmStartError(f"the zygote cannot fork: {answer.get('error')}")
         return int(answer["pid"])
 
+    def start_over(self) -> None:
+        """End the zygote, and begin another when the job has stepped again."""
+        self.close()
+        self.begun, self._looked_at = False, None
+
     def close(self) -> None:
         """End the zygote.  Workers that it became are not touched."""
         self._ready = False

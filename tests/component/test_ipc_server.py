@@ -44,6 +44,7 @@ ENVELOPE = Envelope(client_id="c", seq=7, generation=3)
 class Worker:
     generation: int = 3
     local_rank: int = 1
+    born: int = 3
 
 
 class Served:

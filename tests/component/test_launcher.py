@@ -20,7 +20,8 @@ from scout.progress import PageWriter
 from sidecar.api import ExitCause, Start
 from sidecar.events import SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
 from sidecar.workers.command import CommandError, WorkerCommand
-from sidecar.workers.launcher import Launcher, LauncherEvent, LaunchSettings
+from sidecar.workers.launch import LaunchSettings
+from sidecar.workers.launcher import Launcher, LauncherEvent
 from sidecar.workers.pages import ProgressPages
 from sidecar.workers.ports import reserve_port
 from sidecar.workers.processes import ProcessInfo, read_process, signal_process

@@ -7,8 +7,8 @@ ever came before its eyes.
 from collections import Counter, defaultdict
 from typing import Final
 
-from coordinator.escalation import is_charged
 from coordinator.journal_format import DurableState
+from coordinator.restart_depth import is_charged
 from sidecar.api import Command, FaultKind, Start, StatusReport, Upward
 from tests.simulation.cluster import Cluster
 from tests.simulation.training import PREFIX

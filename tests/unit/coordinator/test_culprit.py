@@ -3,11 +3,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.culprit import damaged_at, judge
-from coordinator.escalation import RestartPolicy, decide
+from coordinator.escalation import Back, RestartPolicy, decide
 from coordinator.incidents import NodeFault
 from coordinator.lost_peer import is_victim
+from coordinator.restart_depth import Depth
 from scout.hang import GroupPosition, Phase, RankSnapshot
 from sidecar.api import ExitCause, FaultKind, FaultReport, Scope
+from worker_shim.messages import RestartMode
 
 MS = 1_000_000
 NOW = 1_800_000_000_000 * MS
@@ -456,7 +458,9 @@ def test_c99_a_process_killed_for_memory_before_the_timeouts_is_the_root_and_no_
     assert finding.culprit.reason == "SIGKILL (signal 9) from the kernel's OOM killer"
     assert "killed by the kernel's OOM killer" in finding.why
     circumstances = {"faults": faults, "checkpoint_step": 10, "stepped": True}
-    assert decide(RestartPolicy(), (), finding, None, NOW, **circumstances).exclude_nodes == ()
+    wanted, back = Depth(mode=RestartMode.IN_PROCESS), Back(world_size=4)
+    decision = decide(RestartPolicy(), (), finding, wanted, NOW, back=back, **circumstances)
+    assert decision.exclude_nodes == ()
 
 
 # --- confidence ---------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.escalation import OPERATOR_CAUSE, RestartPolicy, cause_of, decide
+from coordinator.escalation import Back, RestartPolicy, cause_of, decide
 from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.journal_format import Restart
+from coordinator.restart_depth import OPERATOR_CAUSE, Depth, depth
 from sidecar.api import ExitCause, FaultKind, FaultReport, Scope
 from worker_shim.messages import RestartMode
 
@@ -32,7 +33,9 @@ def restarts(count, cause="crash:node-1:exit@10", at_ns=NOW - SECOND) -> tuple[R
 def decided(finding, history=(), requested=None, policy=None, **more):
     """Decide with the usual circumstances."""
     given_ = {"faults": (), "checkpoint_step": 10, "stepped": True} | more
-    return decide(policy or RestartPolicy(), history, finding, requested, NOW, **given_)
+    wanted = Depth(mode=requested or RestartMode.IN_PROCESS, why=requested or "")
+    given_ = {"back": Back(world_size=4)} | given_
+    return decide(policy or RestartPolicy(), history, finding, wanted, NOW, **given_)
 
 
 def test_a_crash_is_answered_with_a_process_restart():
@@ -113,9 +116,13 @@ def attempts_until_the_end(policy: RestartPolicy, saved: list[int], apart_s: int
         now_ns = NOW + number * apart_s * SECOND
         finding = a_finding()
         circumstances = {"faults": (), "checkpoint_step": step, "stepped": True}
-        if decide(policy, history, finding, None, now_ns, **circumstances).mode is None:
+        cause = cause_of(finding, step)
+        wanted = depth(policy.levels, history, cause, None, now_ns)
+        circumstances["back"] = Back(world_size=4)
+        mode = decide(policy, history, finding, wanted, now_ns, **circumstances).mode
+        if mode is None:
             return number
-        history = (*history, *restarts(1, cause_of(finding, step), now_ns))
+        history = (*history, Restart(at_ns=now_ns, mode=mode, node="node-1", cause=cause))
     return None
 
 
@@ -146,10 +153,36 @@ def test_a_persons_request_is_obeyed_and_not_charged():
 
 def test_requests_of_other_depth_are_named_in_the_reason():
     """Silently doing something else than asked makes the report a lie."""
-    for mode in RestartMode:
-        decision = decided(a_finding(), requested=mode)
-        assert decision.mode is RestartMode.PROCESS
-        assert mode is RestartMode.PROCESS or str(mode) in decision.reason
+    for mode in (RestartMode.LOCAL_PROCESS, RestartMode.PROCESS, RestartMode.JOB):
+        assert str(mode) in decided(a_finding(), requested=mode).reason
+
+
+def test_who_came_back_to_the_barrier_decides_what_an_in_process_restart_becomes():
+    """Calling it in-process although a process was lost hides what the restart cost."""
+    everybody = Back(world_size=4, ranks={"node-0": (0, 1), "node-1": (2, 3)})
+    three = Back(world_size=4, ranks={"node-0": (0, 1), "node-1": (3,)})
+    found = decided(a_finding(), back=everybody)
+    assert (found.mode, found.reason) == (
+        RestartMode.IN_PROCESS,
+        "in-process restart, every rank is back at its barrier: rank 1 died",
+    )
+    found = decided(a_finding(), back=three)
+    assert (found.mode, found.reason) == (
+        RestartMode.LOCAL_PROCESS,
+        "in-process restart, but rank 2 gets a new process: rank 1 died",
+    )
+    assert decided(a_finding(), back=Back(world_size=4)).mode is RestartMode.PROCESS
+    for deep in (RestartMode.PROCESS, RestartMode.JOB):
+        assert decided(a_finding(), requested=deep, back=everybody).mode is deep
+
+
+def test_the_ranks_of_a_node_that_is_left_out_do_not_count_as_back():
+    """They would be promised a start on a node that gets none."""
+    fault = a_fault(FaultKind.GPU_FATAL)
+    back = Back(world_size=4, ranks={"node-0": (0, 1), "node-1": (2, 3)})
+    found = decided(a_finding(FaultKind.GPU_FATAL), faults=(fault,), back=back)
+    assert found.mode is RestartMode.LOCAL_PROCESS
+    assert "ranks 2 and 3 get new processes" in found.reason
 
 
 def test_a_missing_module_before_the_first_step_is_not_restarted():
@@ -213,9 +246,10 @@ def test_no_window_ever_holds_more_than_the_budget(ages, retries_max):
     for age, cause in sorted(ages):
         now = NOW + age * SECOND
         finding = None if cause == OPERATOR_CAUSE else a_finding(reason=cause)
-        decision = decide(
-            policy, history, finding, None, now, faults=(), checkpoint_step=1, stepped=True
-        )
+        wanted = depth(policy.levels, history, cause_of(finding, 1), None, now)
+        circumstances = {"faults": (), "checkpoint_step": 1, "stepped": True}
+        back = Back(world_size=4)
+        decision = decide(policy, history, finding, wanted, now, back=back, **circumstances)
         if decision.mode is None:
             continue
         at = Restart(at_ns=now, mode=decision.mode, node=None, cause=cause_of(finding, 1))

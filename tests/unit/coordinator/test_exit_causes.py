@@ -6,11 +6,12 @@ from hypothesis import strategies as st
 
 from coordinator.backoff import BackoffPolicy, draw, pause_s, repeated
 from coordinator.culprit import judge
-from coordinator.escalation import PREEMPTIONS_MAX, RestartPolicy, cause_of, decide, is_charged
+from coordinator.escalation import PREEMPTIONS_MAX, RestartPolicy, cause_of, decide
 from coordinator.exit_causes import PREEMPTED, ExitPolicy, exit_number, listed, refusal
 from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.journal_format import Restart
 from coordinator.own_faults import node_left
+from coordinator.restart_depth import is_charged
 from sidecar.api import ExitCause, FaultKind, FaultReport, Scope
 from worker_shim.messages import RestartMode
 

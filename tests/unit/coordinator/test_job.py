@@ -890,7 +890,9 @@ def test_c87_of_several_modes_asked_for_the_deepest_holds_and_a_late_word_is_dro
     told.obeys = True
     bench.wait(3)
     bench.step(26)
-    assert bench.incident().decision.reason.startswith("job_level_restart asked for")
+    assert bench.incident().decision.reason.startswith(
+        "job restart (job_level_restart was asked for)"
+    )
     assert len(bench.incidents) == 1
     assert (bench.core.state.generation, bench.core.state.phase) == (2, JobPhase.RUNNING)
 

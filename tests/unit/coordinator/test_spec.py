@@ -95,7 +95,6 @@ def test_what_is_read_and_not_acted_on_is_said():
     """A deadline that is silently ignored is found out at the end of the allocation."""
     said = " ".join(parse_job_spec(RESOURCE, "job.yaml").unsupported())
     for name in (
-        "numRestartBeforeFullJobRestart",
         "cleanPodPolicy",
         "replicaSpecs[0].maxReplicas",
         "replicaSpecs[0].spares",
@@ -109,9 +108,10 @@ def test_what_is_read_and_not_acted_on_is_said():
         "  ttlSecondsAfterFinished: -1, restartPolicy: {maxFullJobRestarts: 1,\n"
         "  maxNumRepeatOffendersToAvoid: 1, scaleUpSnoozeTimeInSeconds: 1}}\n"
     )
-    assert len(others.unsupported()) == 4
+    assert len(others.unsupported()) == 3
     settings = others.settings()
     assert (settings.active_deadline_s, settings.fault_deadline_s, settings.ttl_s) == (1, 1, -1)
+    assert settings.restart.job_max == 1
     assert spec_of("nprocPerNode: 1\n").unsupported() == ()
 
 

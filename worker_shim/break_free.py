@@ -1,0 +1,110 @@
+"""Getting the training thread out of a collective, and torch's process groups out of the process.
+
+A collective that waits for a lost peer is called off by the backend's own ``abort`` where that
+does something (NCCL).  Gloo's does not interrupt: there the group's connected sockets are shut
+down, after which whoever waits on one raises within a millisecond.  A listening socket is never
+touched: gloo ends the process when its own is.
+
+Torch is looked up, never loaded, and whatever it lacks is done without.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Any, Final
+
+from worker_shim.patching import imported
+
+DESCRIPTORS: Final = "/proc/self/fd"
+
+_UNAVAILABLE: Final = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
+_log: Final = logging.getLogger("outrider")
+
+
+def connections() -> frozenset[int]:
+    """Return the inode of every socket that this process has open."""
+    return frozenset(inode for _, inode in _sockets())
+
+
+def call_off_collectives(before: frozenset[int]) -> None:
+    """Make every pending collective raise.  For a thread that is not in one.
+
+    ``before`` are `connections` that were there when no process group was, and are left alone.
+    """
+    for backend in _backends():
+        try:
+            backend.abort()
+        except _UNAVAILABLE as error:
+            _log.info("outrider: a backend cannot abort: %s", error)
+    _shut_down_since(before)
+
+
+def destroy_groups(before: frozenset[int]) -> None:
+    """Leave every process group of torch's for good.  Raises what torch raises."""
+    distributed = imported("torch.distributed.distributed_c10d")
+    if distributed is None or not distributed.is_initialized():
+        return
+    call_off_collectives(before)  # peers that wait for this rank hear of it at once
+    distributed.destroy_process_group()
+
+
+def _backends() -> Iterator[Any]:
+    """Yield the backend of every process group, of those that have one with an ``abort``."""
+    distributed = imported("torch.distributed.distributed_c10d")
+    if distributed is None:
+        return
+    try:
+        groups = list(distributed._world.pg_map)  # noqa: SLF001 - there is no public list
+    except _UNAVAILABLE:
+        return
+    for group in groups:
+        for device in getattr(group, "_device_types", ()):
+            with contextlib.suppress(*_UNAVAILABLE):
+                backend = group._get_backend(device)  # noqa: SLF001 - there is no public name
+                if hasattr(backend, "abort"):
+                    yield backend
+
+
+def _shut_down_since(before: frozenset[int]) -> None:
+    """Shut down connected TCP sockets that are newer than ``before`` and not Python's own.
+
+    Torch's are made in C++.  Those of the script, a logger's or an object store's, are objects of
+    the standard library's class and stay as they are.
+    """
+    # By type and not by `isinstance`, which asks objects that answer with code of their own.
+    ours = [it for it in gc.get_objects() if issubclass(type(it), socket.socket)]
+    of_python = {it.fileno() for it in ours}
+    for descriptor, inode in list(_sockets()):
+        if inode not in before and descriptor not in of_python:
+            _shut_down(descriptor)
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Yield descriptor and inode of every open socket."""
+    with os.scandir(DESCRIPTORS) as entries:
+        names = [int(entry.name) for entry in entries]
+    for name in names:
+        try:
+            found = os.fstat(name)
+        except OSError:  # the listing's own descriptor, or closed since
+            continue
+        if stat.S_ISSOCK(found.st_mode):
+            yield name, found.st_ino
+
+
+def _shut_down(descriptor: int) -> None:
+    try:
+        duplicate = socket.socket(fileno=os.dup(descriptor))
+    except OSError:  # closed since
+        return
+    with duplicate, contextlib.suppress(OSError):  # one that is not connected has no peer's name
+        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return
+        duplicate.getpeername()
+        duplicate.shutdown(socket.SHUT_RDWR)
