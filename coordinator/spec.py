@@ -70,7 +70,10 @@ class RestartPolicySpec(
 class RunPolicy(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """Budgets, deadlines and log rules.  ``jobMaxRetryCount`` counts within the window."""
+    """Budgets, deadlines and log rules.  ``jobMaxRetryCount`` counts within the window.
+
+    ``barrierDeadlineSeconds`` is a rank's time to leave its restartable block.
+    """
 
     job_max_retry_count: Count = RestartPolicy().retries_max
     restart_policy: RestartPolicySpec = RestartPolicySpec()

@@ -32,6 +32,8 @@ class Layout:
     script: Path
     steps: int
     checkpoint_every: int
+    options: tuple[str, ...] = ()
+    """More arguments of the training script."""
 
     def node(self, name: str) -> Path:
         """Return the folder of a node."""
@@ -55,6 +57,7 @@ class Layout:
             *("--data-dir", data),
             *("--data-megabytes", "1"),
             *("--out", str(self.root / run / "final.pt")),
+            *self.options,
         ]
 
 

@@ -319,6 +319,11 @@ def parse_args() -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=10, help="steps between checkpoints")
     add("--data-dir", type=folder, default="data", help="this node's data, built if missing")
     add("--data-megabytes", type=float, default=4.0, help="text to take when building it")
+    add(
+        "--restart-in-process",
+        action="store_true",
+        help="after a fault elsewhere train on in this process (under outrider only)",
+    )
     add("--out", type=folder, default=None, help="file for the final weights")
     args = parser.parse_args()
     if not 0 < args.block_size < DOCUMENT_BYTES:
@@ -336,6 +341,12 @@ def main() -> None:
     args = parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    run = worker_shim.restartable(once) if args.restart_in_process else once
+    run(args)
+
+
+def once(args: argparse.Namespace) -> None:
+    """Do what each attempt begins and ends with, in whichever process."""
     join_group()
     train(args)
     dist.destroy_process_group()

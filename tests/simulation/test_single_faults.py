@@ -14,7 +14,8 @@ BY_PERSON = Trouble.PERSON_RESTARTS
 HARMFUL = tuple(item for item in Trouble if item not in HARMLESS and item is not BY_PERSON)
 TWO_RESTARTS = frozenset({Trouble.SPAWN_FAILS})
 """A death brings about the start that then fails."""
-KEEPS_ITS_NODE = frozenset(Trouble) - OF_A_NODE | TWO_RESTARTS
+KEEPS_ITS_NODE = frozenset(Trouble) - OF_A_NODE - TWO_RESTARTS
+"""A node that fails again before the first step is exchanged: the second restart is the job's."""
 
 
 @cache

@@ -182,7 +182,7 @@ def test_the_ranks_of_a_node_that_is_left_out_do_not_count_as_back():
     back = Back(world_size=4, ranks={"node-0": (0, 1), "node-1": (2, 3)})
     found = decided(a_finding(FaultKind.GPU_FATAL), faults=(fault,), back=back)
     assert found.mode is RestartMode.LOCAL_PROCESS
-    assert "ranks 2 and 3 get new processes" in found.reason
+    assert "ranks 2, 3 get new processes" in found.reason
 
 
 def test_a_missing_module_before_the_first_step_is_not_restarted():

@@ -29,6 +29,7 @@ def test_the_page_tells_each_default_as_it_is():
             assert float(row[1]) == getattr(spec, field)
     run = RunPolicy()
     assert f"| `runPolicy.jobMaxRetryCount` | {run.job_max_retry_count} |" in PAGE
+    assert f"| `runPolicy.barrierDeadlineSeconds` | {run.barrier_deadline_seconds:g} |" in PAGE
     assert f"| `runPolicy.startupDeadlineSeconds` | {run.startup_deadline_seconds:g} |" in PAGE
     window = run.restart_policy.eval_period_seconds
     assert f"| `runPolicy.restartPolicy.evalPeriodSeconds` | {window:g} |" in PAGE
