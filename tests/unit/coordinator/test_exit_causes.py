@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from coordinator.backoff import BackoffPolicy, draw, pause_s, repeated
 from coordinator.culprit import judge
-from coordinator.escalation import PREEMPTIONS_MAX, RestartPolicy, cause_of, decide
+from coordinator.escalation import PREEMPTIONS_MAX, Back, RestartPolicy, cause_of, decide
 from coordinator.exit_causes import PREEMPTED, ExitPolicy, exit_number, listed, refusal
 from coordinator.incidents import Culprit, Finding, NodeFault
 from coordinator.journal_format import Restart
 from coordinator.own_faults import node_left
-from coordinator.restart_depth import is_charged
+from coordinator.restart_depth import Depth, is_charged
 from sidecar.api import ExitCause, FaultKind, FaultReport, Scope
 from worker_shim.messages import RestartMode
 
@@ -47,8 +47,9 @@ def decided(finding, history=(), *, faults=(), stepped=True, policy=None, step=1
         policy or RestartPolicy(),
         history,
         finding,
-        None,
+        Depth(mode=RestartMode.IN_PROCESS),
         1000 * SECOND,
+        back=Back(world_size=len(WORLD)),
         faults=faults,
         checkpoint_step=step,
         stepped=stepped,
