@@ -166,7 +166,7 @@ class _Sidecar:
             TakeInspection: self._inspect,
             ReservePort: lambda _: self._reserve_port(),
             Report: self._report,
-            AnswerWorker: self._answer_worker,
+            AnswerWorker: lambda effect: self._workers.send(effect.connection, effect.reply),
             Reply: self._api.answer,
             Quit: self._quit,
             Say: lambda effect: log.log(LEVELS[effect.level], "%s", effect.text),
@@ -340,9 +340,6 @@ class _Sidecar:
                 evidence_follows=self._evidence.begin(effect, workers, ranks.values()),
             )
         )
-
-    def _answer_worker(self, effect: AnswerWorker) -> None:
-        self._workers.send(effect.connection, effect.reply)  # a worker that is gone needs none
 
     def _reserve_port(self) -> None:
         try:
