@@ -4,11 +4,10 @@ Decides what time a line had and which line changed a rule's state; what a line 
 where a job's own output is judged.  It opens no file.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from scout.clock import SECOND, Instant
 from sidecar.logs.block import Block
@@ -174,7 +173,7 @@ class Backtest:
         self._times.enter(block)
         if self.began_s is None:
             self._find_beginning(block)
-        kept = self._snapshot() if self._recovers else None
+        kept = self._evaluator.fork() if self._recovers else None
         before = self.states()
         verdicts = self._judge(block)
         if kept is not None and self._needs_closer_look(before, verdicts):
@@ -215,11 +214,6 @@ class Backtest:
             return times.instant(times.at(offset + place))
 
         return self._evaluator.judge(block, now, when=when)
-
-    def _snapshot(self) -> LogEvaluator:
-        shared: dict[int, Any] = {id(rule): rule for rule in self.rules}
-        shared[id(self)] = self
-        return copy.deepcopy(self._evaluator, shared)
 
     def _needs_closer_look(
         self, before: dict[str, LogState], verdicts: Sequence[LogVerdict]

@@ -5,12 +5,14 @@ own: no value, however odd, keeps another rule from seeing the same line.  It kn
 nor clocks: lines and instants come in.
 """
 
+import copy
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from scout.clock import Instant
+from scout.clock import Instant, since
 from sidecar.logs.block import Block, block_of
 from sidecar.logs.gate import gate_of
 from sidecar.logs.numbers import Extracted, number
@@ -21,7 +23,7 @@ from sidecar.logs.records import IndentedRecords
 from sidecar.logs.rules import LogRule, RankScope
 from sidecar.logs.silence import SILENT_START_MAX, NodeView, Place, Silence
 from sidecar.logs.verdicts import LogState, LogVerdict, line_at, worst
-from sidecar.logs.watch import Watch, line_step, metric_values
+from sidecar.logs.watch import NamedSteps, Watch, line_step, metric_values
 
 __all__ = [
     "SILENT_START_MAX",
@@ -104,6 +106,23 @@ class LogEvaluator:
         self._gate = gate_of(tuple(watch.rule.pattern for watch in self._watches))
         self._timed = tuple(watch for watch in self._watches if watch.rule.is_timed)
         self._looked_at = -1
+
+    def fork(self) -> "LogEvaluator":
+        """Return a copy that goes on by itself, of a rank that shares its node with no other."""
+        other = copy.copy(self)
+        other.detach()
+        return other
+
+    def detach(self) -> None:
+        """Share nothing any more with the evaluator that this one is a copy of."""
+        copies = {id(watch): watch.fork() for watch in self._watches}
+        self._watches = list(copies.values())
+        self._timed = tuple(copies[id(watch)] for watch in self._timed)
+        self.phases = self.phases.fork()
+        self._node = self._node.fork([self.phases], copies)
+        self._silence = replace(self._silence, node=self._node, phases=self.phases)
+        self._records = {stream: copy.copy(kept) for stream, kept in self._records.items()}
+        self.matches, self.series = Counter(self.matches), dict(self.series)
 
     # --- lines ------------------------------------------------------------------------------
 
@@ -224,7 +243,7 @@ class LogEvaluator:
     ) -> list[LogVerdict]:
         verdicts: list[LogVerdict] = []
         found = self._found(block)
-        steps = _Steps(block, found)
+        steps = NamedSteps(block, found)
         for watch, hits in found:
             verdicts += self._show(watch, block, hits, now, when)
             if hits and watch.rule.metrics:
@@ -261,7 +280,7 @@ class LogEvaluator:
                 hits = watch.rule.pattern.hits(block)
                 verdicts += self._show(watch, block, hits, now, when)
                 if hits and watch.rule.metrics:
-                    self._extract(watch.rule, block, hits, _Steps(block, [(watch, hits)]))
+                    self._extract(watch.rule, block, hits, NamedSteps(block, [(watch, hits)]))
         return verdicts
 
     def _show(
@@ -304,18 +323,37 @@ class LogEvaluator:
     def _replay(self, watch: Watch, block: Block, hits: Hits, when: When) -> list[LogVerdict]:
         """Take lines at their own times; the silence before one may have been too long."""
         verdicts: list[LogVerdict] = []
-        for index, hit in enumerate(hits):
-            if watch.over:
-                break
-            now = when(block, hit[0])
-            deadline = self._silence.deadline(watch)
+        if not watch.rule.is_timed:  # when its lines came is nothing to it
+            return watch.take(block, hits, when(block, hits[-1][0]), self.matches)
+        while hits and not watch.over:
+            now, deadline = when(block, hits[0][0]), self._silence.deadline(watch)
             if deadline is not None and now >= deadline:
-                verdicts.append(self._silence.hang(watch, deadline, now, hit[0]))
-            verdicts += watch.take(block, hits[index : index + 1], now, self.matches)
+                verdicts.append(self._silence.hang(watch, deadline, now, hits[0][0]))
+            count = self._without_pause(watch, block, hits, when)
+            now = when(block, hits[count - 1][0])
+            verdicts += watch.take(block, hits[:count], now, self.matches)
             self._progressed(watch, now)
+            hits = hits[count:]
         return verdicts
 
-    def _extract(self, rule: LogRule, block: Block, hits: Hits, steps: "_Steps") -> None:
+    def _without_pause(self, watch: Watch, block: Block, hits: Hits, when: When) -> int:
+        """Return how many lines, from the first on, came too soon after one another for a hang."""
+        recurring, group = watch.rule.recurring, watch.rule.step_group
+        if watch.state is LogState.HANGING or self.phases.are_open:
+            return 1
+        if recurring is None:
+            return len(hits)
+        if group is not None:  # a step that comes again is no progress
+            said = hits.texts(group)
+            known = {str(step).encode() for step in watch.steps}
+            if len(set(said)) < len(said) or not known.isdisjoint(said):
+                return 1
+        began, count = when(block, hits[0][0]), len(hits)
+        while count > 1 and since(began, when(block, hits[count - 1][0])) >= recurring:
+            count //= 2
+        return max(1, count)
+
+    def _extract(self, rule: LogRule, block: Block, hits: Hits, steps: NamedSteps) -> None:
         if self._on_hits is not None:
             self._on_hits(rule, block, hits)
         wanted = hits if self._on_extracted is not None else hits[-1:]
@@ -340,30 +378,3 @@ class LogEvaluator:
 def clean(text: str) -> str:
     """Return a line without colours and without the prefixes of launchers (``[rank0]:``)."""
     return without_prefix(block_of((text,)).data.decode()[:-1])
-
-
-class _Steps:
-    """The lines of a block that name a step."""
-
-    def __init__(self, block: Block, found: Sequence[tuple[Watch, Hits]]) -> None:
-        self._block = block
-        self._named = [
-            (watch.rule, hits)
-            for watch, hits in found
-            if watch.rule.step_group is not None and len(hits)
-        ]
-        self._places: dict[str, list[int]] = {}
-
-    def newest(self, before: int, otherwise: int | None) -> int | None:
-        """Return the last step named before a place in the block."""
-        latest, step = -1, otherwise
-        for rule, hits in self._named:
-            places = self._places.get(rule.name)
-            if places is None:
-                places = self._places[rule.name] = hits.places()
-            index = bisect_left(places, before) - 1
-            if index >= 0 and places[index] > latest:
-                latest = places[index]
-                named = line_step(rule, self._block, hits[index])
-                step = otherwise if named is None else named
-        return step

@@ -5,6 +5,7 @@ again before the rank made progress: a loop that prints "evaluating" for ever is
 open and close phases, and so does the worker itself, whose page says what it declared.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,6 +59,10 @@ class Phases:
     _open: dict[str, _Open] = field(default_factory=dict)
     _ended: Instant | None = None
 
+    def fork(self) -> "Phases":
+        """Return a copy that goes on by itself."""
+        return Phases({name: copy.copy(phase) for name, phase in self._open.items()}, self._ended)
+
     def begin(self, name: str, limit: Duration, now: Instant) -> None:
         """Open a phase.  One that is open already is not extended."""
         self._open.setdefault(name, _Open(now, after(now, limit)))
@@ -79,6 +84,11 @@ class Phases:
         last = progress if self._ended is None else max(progress, self._ended)
         ends = [phase.until for phase in self._open.values()]
         return max(after(last, recurring), *ends) if ends else after(last, recurring)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether any phase was opened and not ended."""
+        return bool(self._open)
 
     def running(self, now: Instant) -> str | None:
         """Return the name of the phase that was open last, or None."""

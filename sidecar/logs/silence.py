@@ -4,8 +4,8 @@ Decides whose silence counts: most frameworks print on one rank only, and a rank
 is no hang.  It knows no line; what was matched and when stands in the watches.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from scout.clock import Duration, Instant, after, seconds, since
@@ -55,6 +55,16 @@ class NodeView:
     repeats: int = 0
     """Lines of such rules that another rank had printed already."""
     _said: dict[str, dict[bytes, int]] = field(default_factory=dict)
+
+    def fork(self, phases: list[Phases], watches: Mapping[int, Watch]) -> "NodeView":
+        """Return a copy that goes on by itself, with copies of the watches by their `id`."""
+        return replace(
+            self,
+            progress=dict(self.progress),
+            phases=phases,
+            shared={name: watches[id(watch)] for name, watch in self.shared.items()},
+            _said={name: dict(said) for name, said in self._said.items()},
+        )
 
     def forget(self, rules: Iterable[str]) -> None:
         """Know nothing of rules any more: they were taken back, or written anew."""

@@ -4,9 +4,11 @@ Decides what a matching line means: progress, a fault, a point of a metric.  Whe
 hang depends on the other ranks too and is decided in `sidecar.logs.evaluator`.
 """
 
+import copy
 import math
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,6 +51,13 @@ class Watch:
     def __post_init__(self) -> None:
         if self.rule.limit is not None:
             self.points = Points(self.rule.limit)
+
+    def fork(self) -> "Watch":
+        """Return a copy that goes on by itself."""
+        other = copy.copy(self)
+        other.points = None if self.points is None else self.points.fork()
+        other.steps = self.steps.copy()
+        return other
 
     @property
     def over(self) -> bool:
@@ -242,3 +251,30 @@ def _none(text: str) -> str:
 
 def _short(text: str) -> str:
     return " ".join(text.split())[:METRIC_CHARS_MAX] or "nothing"
+
+
+class NamedSteps:
+    """The lines of a block that name a step."""
+
+    def __init__(self, block: Block, found: Sequence[tuple[Watch, Hits]]) -> None:
+        self._block = block
+        self._named = [
+            (watch.rule, hits)
+            for watch, hits in found
+            if watch.rule.step_group is not None and len(hits)
+        ]
+        self._places: dict[str, list[int]] = {}
+
+    def newest(self, before: int, otherwise: int | None) -> int | None:
+        """Return the last step named before a place in the block."""
+        latest, step = -1, otherwise
+        for rule, hits in self._named:
+            places = self._places.get(rule.name)
+            if places is None:
+                places = self._places[rule.name] = hits.places()
+            index = bisect_left(places, before) - 1
+            if index >= 0 and places[index] > latest:
+                latest = places[index]
+                named = line_step(rule, self._block, hits[index])
+                step = otherwise if named is None else named
+        return step

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -60,6 +60,15 @@ class Points:
     _sorted: list[float] = field(default_factory=list)
     _value: float = 0.0
     _against: float = 0.0
+
+    def fork(self) -> "Points":
+        """Return a copy that goes on by itself."""
+        return replace(
+            self,
+            _recent=self._recent.copy(),
+            _history=self._history.copy(),
+            _sorted=self._sorted.copy(),
+        )
 
     def push(self, value: float) -> bool:
         """Take a finite value; return whether the rule is violated enough to be slow."""
