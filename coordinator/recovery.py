@@ -136,24 +136,28 @@ def resolve(
         draw = backoff.draw(incident.job, incident.id)
         pause_s = backoff.pause_s(settings.restart.backoff, before, draw)
         decision = replace(decision, backoff_s=pause_s)
-    excluded = {**state.excluded, **dict.fromkeys(decision.exclude_nodes, decision.reason)}
-    restarts = state.restarts
-    if decision.mode is not None:
-        restart = Restart(
-            at_ns=now_ns,
-            mode=decision.mode,
-            node=_culprit_node(finding),
-            cause=escalation.cause_of(judged, step),
-        )
-        restarts = (*restarts, restart)[-RESTARTS_KEPT_MAX:]
+    cause, node = escalation.cause_of(judged, step), _culprit_node(finding)
+    spent = _spent(state, decision, node=node, cause=cause, now_ns=now_ns)
     at_fault = incident.steps_at_fault
     lost = None if at_fault is None else max(0, at_fault - (step or 0))
     return Resolution(
         decision=decision,
         choices=choices,
-        state=_remembering(replace(state, excluded=excluded, restarts=restarts), sighting, choices),
+        state=_remembering(spent, sighting, choices),
         incident=replace(incident, decision=decision, checkpoints=choices, steps_lost=lost),
     )
+
+
+def _spent(
+    state: DurableState, decision: Decision, *, node: str | None, cause: str, now_ns: int
+) -> DurableState:
+    """Return the state that also knows of this restart and of whom it leaves out."""
+    excluded = {**state.excluded, **dict.fromkeys(decision.exclude_nodes, decision.reason)}
+    restarts = state.restarts
+    if decision.mode is not None:
+        restart = Restart(at_ns=now_ns, mode=decision.mode, node=node, cause=cause)
+        restarts = (*restarts, restart)[-RESTARTS_KEPT_MAX:]
+    return replace(state, excluded=excluded, restarts=restarts)
 
 
 def _remembering(

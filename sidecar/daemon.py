@@ -158,7 +158,7 @@ class _Sidecar:
             self, self.put, agent_version=agent_version(), spare=config.spare, token=self._token
         )
         self._uplink: Uplink | None = None
-        self._effects: dict[type[Effect], Callable[[Any], None]] = {
+        self._effects: dict[type[Effect], Callable[[Any], object]] = {
             SpawnWorkers: self._spawn,
             KillWorkers: self._kill,
             DiscardState: lambda _: self._warm.start_over(),
