@@ -280,7 +280,11 @@ def _from_verdict(case: FaultCase, verdict: Attributed, stalls: Sequence[NodeFau
     node = snapshot.node if snapshot is not None else case.world[rank // case.nproc]
     mine = tuple(item for item in verdict.evidence if set(item.ranks) & set(verdict.ranks))
     kind = stalls[0].report.kind if stalls else FaultKind.PROCESS_STALL
-    reports = tuple(case.evidence(f) for f in case.faults if case.rank(f) not in verdict.ranks)
+    reports = tuple(
+        case.evidence(f)
+        for f in case.faults
+        if f not in stalls and case.rank(f) not in verdict.ranks
+    )
     return Finding(
         outcome="attributed",
         basis=verdict.basis,

@@ -93,7 +93,9 @@ def _resumed(incident: Incident) -> list[str]:
 
 def _origin(incident: Incident) -> str:
     steps = [choice.step for choice in incident.checkpoints if choice.step is not None]
-    return f"step {max(steps)}" if steps else "the beginning"
+    if not steps:
+        return "the beginning"
+    return f"step {max(steps)}" if max(steps) else "step 0, where the job began"
 
 
 def _ending(incident: Incident) -> str:
@@ -134,7 +136,8 @@ def _timeline(incident: Incident) -> list[str]:
     events = [(item.at_ns, _PHASES[item.phase], True) for item in incident.milestones]
     faults = sorted(incident.faults, key=lambda fault: fault.at_ns)
     for fault in faults[:FAULTS_SHOWN_MAX]:
-        text = f"{fault.node}: {fault.report.kind}: {fault.report.message or fault.report.reason}"
+        who = f"{fault.node}: " if fault.node else ""
+        text = f"{who}{fault.report.kind}: {fault.report.message or fault.report.reason}"
         events.append((fault.at_ns, text, False))
     if not events:
         return []
@@ -161,7 +164,7 @@ def _finding(finding: Finding | None) -> list[str]:
     if (culprit := finding.culprit) is not None:
         told = {
             "kind": culprit.kind,
-            "node": culprit.node,
+            "node": culprit.node or None,
             "rank": culprit.rank,
             "local rank": culprit.local_rank,
             "GPU": culprit.gpu,

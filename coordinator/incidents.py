@@ -94,7 +94,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is done about it.  ``mode`` None means the job ends as FAILED."""
+    """What is done about it.  ``mode`` None means the job ends, failed or stopped."""
 
     mode: RestartMode | None
     reason: str

@@ -21,6 +21,7 @@ from sidecar.names import host_problem, labels_problem, name_problem, shown, url
 from sidecar.strict_yaml import YamlError, load_yaml
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
+from sidecar.workers.tee import read_tee
 from sidecar.workers.warm_pool import DEFAULT_MODULES
 
 LOOPBACK: Final = "127.0.0.1"
@@ -83,6 +84,7 @@ class NodeConfig(
     no_python: bool = False
     warm_workers: bool = True
     warm_modules: tuple[str, ...] = DEFAULT_MODULES
+    tee: str = "0"
 
     def worker_command(self) -> WorkerCommand:
         """Return the command of this node's workers."""
@@ -146,6 +148,10 @@ def check_node_config(config: NodeConfig) -> None:
             read_rules_file(Path(config.log_rules))
         except RulesFileError as error:
             raise ConfigError(f"logRules: {error}") from None
+    try:
+        read_tee(config.tee)
+    except ValueError as error:
+        raise ConfigError(f"tee: {error}") from None
     token = read_token(config)
     if token is None and config.http_host not in (LOOPBACK, "localhost", "::1"):
         raise ConfigError(

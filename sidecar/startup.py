@@ -25,6 +25,7 @@ from sidecar.logs.tail import POSITIONS_NAME, LogWatcher
 from sidecar.workers.files import new_run_folder
 from sidecar.workers.launch import LaunchSettings
 from sidecar.workers.marks import SidecarMark
+from sidecar.workers.tee import read_tee
 
 CURSOR_NAME: Final = "kernel-log.json"
 FILES_PER_WORKER: Final = 12
@@ -119,6 +120,7 @@ def launch_settings(
         socket_path=str(config.socket_path()),
         inherited={**os.environ, **mark.environment},
         sole_parent=sole_parent,
+        tee=read_tee(config.tee),
     )
 
 

@@ -65,10 +65,10 @@ def print_json(value: Any) -> None:
 
 
 def clock(at_ns: int | None) -> str:
-    """Return a wall-clock instant as local date and time."""
+    """Return a wall-clock instant as local date and time with its offset from UTC."""
     if at_ns is None:
         return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ns / 1e9))
+    return time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(at_ns / 1e9))
 
 
 def span(value_s: float | None) -> str:

@@ -33,6 +33,12 @@ TAIL_LINES_MAX: Final = 20
 
 COLLECTIVES_MAX: Final = 4
 """Last recorded collectives shown of a rank."""
+IN_WORDS: Final[Mapping[str, str]] = {
+    "agree": "no rank stands out",
+    "inconclusive": "the evidence is not enough",
+    "attributed": "named",
+}
+"""What a comparison of peers came to."""
 MARK_STYLES: Final[Mapping[str, str]] = {CULPRIT: "bold red", APART: "bold yellow"}
 
 Section = Callable[[Incident], Iterable[RenderableType]]
@@ -106,14 +112,17 @@ def _who(incident: Incident) -> Iterable[RenderableType]:
         return
     culprit = finding.culprit
     if culprit is None:
-        yield _line(f"nobody is named ({finding.outcome}): {finding.why}", "yellow")
+        yield _line(
+            f"nobody is named ({IN_WORDS.get(finding.outcome, finding.outcome)}): {finding.why}",
+            "yellow",
+        )
     else:
-        where = [f"node {culprit.node}"]
+        where = [f"node {culprit.node}"] if culprit.node else ["a person"]
         where += [] if culprit.rank is None else [f"rank {culprit.rank}"]
         where += [] if culprit.local_rank is None else [f"local rank {culprit.local_rank}"]
         where += [] if culprit.gpu is None else [f"GPU {culprit.gpu}"]
         yield _line(f"{', '.join(where)}: {culprit.kind}, {culprit.reason}", "bold red")
-        yield _line(f"because {finding.why} ({finding.outcome}, {finding.basis} evidence)")
+        yield _line(f"because {finding.why} ({finding.basis} evidence)")
         yield _line(f"confidence: {finding.confidence}")
     yield from _evidence("for it", finding.evidence)
     yield from _evidence("against it", finding.dissent)
@@ -130,7 +139,8 @@ def _decision(incident: Incident) -> Iterable[RenderableType]:
     if decision is None:
         yield _line("nothing has been decided yet")
         return
-    mode = "the job is given up" if decision.mode is None else decision.mode
+    over = "the job is ended" if incident.outcome == "stopped" else "the job is given up"
+    mode = over if decision.mode is None else decision.mode
     yield _line(f"{mode}, because {decision.reason}")
     if decision.exclude_nodes:
         yield _line(f"no rank any more for {', '.join(decision.exclude_nodes)}")
@@ -142,7 +152,9 @@ def _decision(incident: Incident) -> Iterable[RenderableType]:
 
 def _checkpoints(incident: Incident) -> Iterable[RenderableType]:
     for choice in incident.checkpoints:
-        what = "none" if choice.step is None else f"step {choice.step} at {choice.path}"
+        what = "none" if choice.step is None else f"step {choice.step}"
+        what += f" at {choice.path}" if choice.path else ""
+        what += ", where the job began" if choice.step == 0 else ""
         yield _line(f"{choice.prefix}: {what}, because {choice.reason}")
 
 
@@ -176,7 +188,7 @@ def _reports(incident: Incident) -> Iterable[RenderableType]:
     for fault in incident.faults:
         report = fault.report
         shown.add_row(
-            cell(fault.node),
+            cell(fault.node or None),
             cell(report.rank),
             cell(report.gpu),
             cell(report.kind),

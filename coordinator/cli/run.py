@@ -8,12 +8,14 @@ import asyncio
 import logging
 import re
 import secrets
+import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
@@ -39,10 +41,12 @@ STATE_DIR: Final = "state"
 RETRY_S_MIN: Final = 0.2
 RETRY_S_MAX: Final = 5.0
 """Bounds of the back-off while the coordinator cannot be asked for its job's name."""
+SAY_AGAIN_S_MIN: Final = 5.0
+"""A wait for the coordinator is told of at once, after this long, and then each time it doubled."""
 NOT_NEEDED: Final = (
     *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--max-restarts"),
     *("--node-rank", "--master-addr", "--master-port", "--local-addr", "--monitor-interval"),
-    *("--start-method", "--redirects", "--tee"),
+    *("--start-method", "--redirects"),
 )
 """torchrun's options whose work the coordinator or the log folder does; taken and not used."""
 OPTION_OF_FIELD: Final = {
@@ -56,6 +60,7 @@ OPTION_OF_FIELD: Final = {
     "logRules": "--log-rules",
     "tokenFile": "--token-file",
     "job": "--job",
+    "tee": "--tee",
 }
 
 log = logging.getLogger("outrider.run")
@@ -148,6 +153,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         help=f"each run's output goes to a new folder in DIR/JOB/NODE (default: {LOG_DIR})",
     )
     places.add_argument(
+        *("-t", "--tee"),
+        metavar="WHAT",
+        default="0",
+        help="show on this terminal too, each line behind `[rank N]`: 1 stdout, 2 stderr, 3 both,"
+        " or by local rank, as in 0:3,1:2",
+    )
+    places.add_argument(
         "--run-dir", metavar="DIR", help="folder of the workers' socket (default: a private one)"
     )
     add_state_dir(places, "with --standalone, `state` in the run's folder")
@@ -160,11 +172,17 @@ def run(args: argparse.Namespace) -> int:
         log.info("not needed here and not used: %s", ", ".join(args.not_needed))
     if args.script is None:
         raise UserError("no training script given; put it, with its arguments, after `--`")
+    signal.signal(signal.SIGTERM, _leave)  # until the sidecar handles it: folders are taken away
     with ExitStack() as stack:
         if args.run_dir is None:
             private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
             args.run_dir = stack.enter_context(private)
         return _standalone(args) if args.standalone else _join(args)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    del number, frame
+    sys.exit(TERMINATED)
 
 
 def _join(args: argparse.Namespace) -> int:
@@ -268,6 +286,7 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         module=args.module,
         no_python=args.no_python,
         warm_workers=not args.no_warm_workers,
+        tee=args.tee,
     )
     if args.warm_module:
         config = msgspec.structs.replace(config, warm_modules=tuple(args.warm_module))
@@ -292,7 +311,8 @@ def as_option(text: str) -> str:
 
 def _ask_job(client: Client) -> tuple[str, int]:
     """Return the coordinator's job and its workers a node, however long that takes."""
-    pause_s, said = RETRY_S_MIN, False
+    pause_s, began = RETRY_S_MIN, time.monotonic()
+    say_again_s = 0.0
     while True:
         try:
             job = client.get("v1", "job")
@@ -300,9 +320,10 @@ def _ask_job(client: Client) -> tuple[str, int]:
         except UserError as error:
             if error.exit_code != UNREACHABLE:
                 raise
-            if not said:
-                log.warning("%s; retrying", error)
-            said = True
+            waited_s = time.monotonic() - began
+            if waited_s >= say_again_s:
+                log.warning("%s; retrying (for %.0f s so far)", error, waited_s)
+                say_again_s = max(SAY_AGAIN_S_MIN, 2 * waited_s)
         time.sleep(pause_s)
         pause_s = min(RETRY_S_MAX, pause_s * 2)
 

@@ -4,7 +4,7 @@ Pure but for the names of folders: it starts nothing and opens nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sidecar.api import Start
@@ -30,6 +30,8 @@ class LaunchSettings:
     socket_path: str
     inherited: Mapping[str, str]
     sole_parent: bool = False
+    tee: Mapping[int | None, int] = field(default_factory=dict)
+    """Which output is shown on the terminal as well: see `sidecar.workers.tee.read_tee`."""
 
     def rank(self, start: Start, local_rank: int) -> int:
         """Return the global rank of a worker of ``start``."""

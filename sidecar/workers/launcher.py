@@ -40,6 +40,7 @@ from sidecar.workers.processes import (
     reap,
     signal_group,
 )
+from sidecar.workers.tee import Tee
 from sidecar.workers.warm_pool import WarmPool, WarmStartError
 
 STATE_POLL_S: Final = 0.02
@@ -113,6 +114,7 @@ class Launcher:
         self._marks: dict[int, str] = {}
         self._ending: _Ending | None = None
         self._ending_task: asyncio.Task[None] | None = None
+        self._tee = Tee(settings.tee)
         if not become_subreaper():
             _LOG.warning("not a subreaper: a detached process of a worker can outlive a stop")
 
@@ -148,6 +150,7 @@ class Launcher:
             loop.add_reader(worker.pidfd, self._collect, worker.pid)
         everybody = [*started, *living]
         self._files[start.generation] = {w.local_rank: w.files for w in everybody}
+        self._tee.follow({w.local_rank: (w.rank, w.files) for w in started})
         pids = {worker.local_rank: worker.pid for worker in everybody}
         self._pages.remove(start.generation - 1)
         version = script_version(self._settings.command)
@@ -206,6 +209,7 @@ class Launcher:
         self.kill(max(newest, *self._files, 0), grace_s=0.0)
         assert self._ending_task is not None, "a kill starts it"
         await asyncio.wait([self._ending_task], timeout=limit_s)
+        await asyncio.to_thread(self._tee.close)
         return not self._workers
 
     # --- starting -------------------------------------------------------------------------
@@ -332,6 +336,7 @@ class Launcher:
         await self._kill_until_gone(ending)
         self._ending = None
         self._pages.remove(ending.generation, keep=ending.keep)
+        self._tee.forget(keep=ending.keep)
         for old in [g for g in self._files if g < ending.generation]:
             del self._files[old]
         self._put(WorkersGone(generation=ending.generation, kept=ending.keep))

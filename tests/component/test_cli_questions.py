@@ -198,7 +198,7 @@ def test_explain_tells_everything_in_order(url: str, capsys: pytest.CaptureFixtu
         "no progress for 20 s",
         "had completed step 41",
         "node b, rank 1, local rank 0, GPU 3: process_stall",
-        "everybody waits for rank 1 (attributed, causal evidence)",
+        "everybody waits for rank 1 (causal evidence)",
         "for it: [position] rank 1: one collective behind",
         "against it: [log] rank 0: timeout printed first",
         "process_level_restart, because first hang of this kind",
@@ -229,7 +229,7 @@ def test_last_and_unique_beginnings_name_an_incident(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody copies ids by hand during an outage."""
-    assert "nobody is named (inconclusive): two against two" in said(
+    assert "nobody is named (the evidence is not enough): two against two" in said(
         capsys, "explain", "--coordinator", url
     )
     assert main(["explain", "job-", "--coordinator", url]) == 2

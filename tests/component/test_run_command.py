@@ -220,6 +220,52 @@ def test_a_signal_ends_everything_that_was_started(
     assert pages_of(job) == []
 
 
+def test_what_workers_print_is_shown_on_the_terminal_with_their_rank(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """A first run that shows nothing looks like one that hangs."""
+    talk = """
+import os, sys
+rank = os.environ["RANK"]
+print("loss of", rank)
+print("complaint of", rank, file=sys.stderr)
+print("no line feed", end="")
+"""
+    run = ("run", "--standalone", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs")
+    both = start(*run, "--tee", "3", script(talk))
+    shown, told = both.communicate(timeout=DEADLINE_S)
+    assert both.returncode == 0, told
+    for rank in "01":
+        assert f"[rank {rank}] loss of {rank}" in shown.splitlines()
+        assert f"[rank {rank}] no line feed" in shown.splitlines()
+        assert f"[rank {rank}] complaint of {rank}" in told.splitlines()
+    one = start(*run, "-t", "0:2", script(talk))
+    shown, told = one.communicate(timeout=DEADLINE_S)
+    assert "[rank" not in shown
+    assert "[rank 0] complaint of 0" in told.splitlines()
+    assert "[rank 1]" not in told
+    status, errors = ended(start(*run, "--tee", "4", script(talk)))
+    assert status == 2
+    assert errors.count("\n") == 1
+    assert "--tee: '4' is neither 0 (nothing)" in errors
+
+
+def test_a_node_that_is_ended_while_it_waits_leaves_no_folder(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """A supervisor that tries for a night would fill the temporary folder."""
+    node = start("run", "--coordinator", f"http://127.0.0.1:{free_port()}", script(GOOD))
+    assert node.stderr is not None
+    until(lambda: True if "retrying (for 0 s" in node.stderr.readline() else None)
+    assert len(list((tmp_path / "tmp").iterdir())) == 1
+    again = until(lambda: text if "retrying" in (text := node.stderr.readline()) else None)
+    assert int(again.partition("retrying (for ")[2].split()[0]) >= 5
+    node.send_signal(signal.SIGTERM)
+    status, errors = ended(node)
+    assert (status, errors) == (143, "")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_a_node_waits_for_its_coordinator_and_learns_the_jobs_name(
     tmp_path: Path, start: Start, script: Callable[[str], Path]
 ) -> None:
