@@ -31,7 +31,7 @@ _DONE: Final = {
     Outcome.FAILED: "the job failed",
     Outcome.STOPPED: "the job was stopped",
 }
-_PHASES: Final = {
+PHASES: Final = {
     IncidentPhase.FAULT: "the fault happened",
     IncidentPhase.DETECTED: "it was detected",
     IncidentPhase.LOCALIZED: "the culprit was judged",
@@ -47,7 +47,7 @@ _PHASES: Final = {
 def summary(incident: Incident) -> str:
     """Return what happened, what was done and how it ended, in one line."""
     what = incident.finding.why if incident.finding is not None else incident.trigger
-    parts = [what, *_resumed(incident), _ending(incident)]
+    parts = [what, *_resumed(incident), ending(incident)]
     return one_line(f"{incident.id}: {'; '.join(parts)}", SUMMARY_CHARS_MAX)
 
 
@@ -73,7 +73,7 @@ def markdown(incident: Incident) -> str:
         _decision(incident),
         _checkpoints(incident),
         _moves(incident),
-        ["## Outcome", "", safe(_ending(incident)) + "."],
+        ["## Outcome", "", safe(ending(incident)) + "."],
         positions_page(incident),
         evidence_page(incident),
         _tails(incident),
@@ -98,7 +98,8 @@ def _origin(incident: Incident) -> str:
     return f"step {max(steps)}" if max(steps) else "step 0, where the job began"
 
 
-def _ending(incident: Incident) -> str:
+def ending(incident: Incident) -> str:
+    """Return how it ended, how long that took and what was lost, as one clause."""
     text = _DONE[incident.outcome]
     over = incident.outcome in (Outcome.FAILED, Outcome.STOPPED)
     if over and incident.decision is not None:
@@ -133,7 +134,7 @@ def _facts(incident: Incident) -> list[str]:
 
 
 def _timeline(incident: Incident) -> list[str]:
-    events = [(item.at_ns, _PHASES[item.phase], True) for item in incident.milestones]
+    events = [(item.at_ns, PHASES[item.phase], True) for item in incident.milestones]
     faults = sorted(incident.faults, key=lambda fault: fault.at_ns)
     for fault in faults[:FAULTS_SHOWN_MAX]:
         who = f"{fault.node}: " if fault.node else ""
@@ -143,7 +144,7 @@ def _timeline(incident: Incident) -> list[str]:
         return []
     origin = min(at_ns for at_ns, _, _ in events)
     rows = [
-        f"| {(at_ns - origin) / 1e9:+.3f} s | {_clock(at_ns)} | {_strong(safe(text), milestone)} |"
+        f"| {(at_ns - origin) / 1e9:+.3f} s | {clock(at_ns)} | {_strong(safe(text), milestone)} |"
         for at_ns, text, milestone in sorted(events, key=lambda event: event[0])
     ]
     more = len(faults) - FAULTS_SHOWN_MAX
@@ -239,7 +240,7 @@ def _strong(text: str, strong: bool) -> str:
     return f"**{text}**" if strong else text
 
 
-def _clock(at_ns: int) -> str:
+def clock(at_ns: int) -> str:
     """Return the wall clock time, or the bare number where no calendar reaches."""
     try:
         moment = datetime.fromtimestamp(at_ns // 1_000_000_000, tz=UTC)

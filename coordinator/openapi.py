@@ -11,6 +11,8 @@ from coordinator.version import version
 
 JSON: Final = "application/json"
 """A response that is JSON of no fixed shape."""
+HTML: Final = "text/html"
+"""A page for a browser."""
 METRICS_TEXT: Final = "text/plain"
 """A response in Prometheus' exposition format."""
 _REF: Final = "#/components/schemas/{name}"

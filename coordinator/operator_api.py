@@ -5,7 +5,6 @@ Requests become events for the core; nothing is decided here.
 """
 
 import asyncio
-import hmac
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from coordinator.admission import admits, challenge
 from coordinator.events import Event, HealthTold, OperatorAsked
 from coordinator.health_events import (
     HealthRequest,
@@ -23,13 +23,15 @@ from coordinator.health_events import (
     HealthSeverity,
     read,
 )
-from coordinator.incident_list import IncidentSummary, NotOneIncidentError, pick, summary
+from coordinator.incident_list import IncidentSummary, summary
+from coordinator.incident_lookup import find
+from coordinator.incident_page import HEADERS, listing, page
 from coordinator.incident_text import markdown
 from coordinator.incidents import Incident
 from coordinator.journal import Journal
 from coordinator.ledger import LedgerReport
 from coordinator.metrics import AcceptError, Exposition
-from coordinator.openapi import JSON, METRICS_TEXT, Endpoint, Parameter, document
+from coordinator.openapi import HTML, JSON, METRICS_TEXT, Endpoint, Parameter, document
 from coordinator.request_bodies import read_body
 from coordinator.view import JobView, NodeStatus
 from coordinator.wording import one_line
@@ -151,6 +153,9 @@ ENDPOINTS: Final = (
              parameters=(_LIMIT,), refusals=(400,)),
     Endpoint("GET", "/v1/incidents/{incident}", "incident", "Everything about one stop.", Incident,
              parameters=(_ID, _FORMAT), refusals=(400, 404, 409)),
+    Endpoint("GET", "/incidents", "incident_pages", "Every incident, as a page.", HTML),
+    Endpoint("GET", "/incidents/{incident}", "incident_page", "One incident, as a page.", HTML,
+             parameters=(_ID,), refusals=(404, 409)),
     Endpoint("POST", "/v1/job/restart", "restart", "Restart the job's processes.", Accepted,
              body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
     Endpoint("POST", "/v1/job/stop", "stop", "End the job for good.", Accepted,
@@ -234,18 +239,20 @@ class OperatorApi:
         wanted, form = request.match_info["incident"], request.query.get("format", "json")
         if form not in ("json", "markdown"):
             raise web.HTTPBadRequest(text="format must be json or markdown")
-        found = await self._journal.incident_ids(self._view().job)
-        try:
-            name = pick(wanted, found)
-        except NotOneIncidentError as error:
-            refusal = web.HTTPConflict if error.several else web.HTTPNotFound
-            raise refusal(text=str(error)) from None
-        incident = await self._journal.incident(self._view().job, name)
-        if incident is None:
-            raise web.HTTPNotFound(text=f"incident {name!r} has just been dropped")
+        incident = await find(self._journal, self._view().job, wanted)
         if form == "markdown":
             return web.Response(text=markdown(incident), content_type="text/markdown")
         return _answer(incident)
+
+    async def incident_pages(self, _: web.Request) -> web.Response:
+        """Show the page that leads to every incident."""
+        job = self._view().job
+        return _page(listing(job, await self._journal.incidents(job, INCIDENTS_LISTED_DEFAULT)))
+
+    async def incident_page(self, request: web.Request) -> web.Response:
+        """Show one incident as a page."""
+        wanted = request.match_info["incident"]
+        return _page(page(await find(self._journal, self._view().job, wanted)))
 
     async def restart(self, request: web.Request) -> web.Response:
         """Ask the core for a restart."""
@@ -318,17 +325,11 @@ def _named(view: JobView, name: str) -> str | None:
 
 def guard(token: str | None) -> Middleware:
     """Return the middleware that asks for ``token`` (None: nobody is asked) and words errors."""
-    expected = None if token is None else f"Bearer {token}".encode()
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if (
-            expected is not None
-            and request.path not in _PUBLIC_PATHS
-            and not hmac.compare_digest(given, expected)
-        ):
-            headers = {"WWW-Authenticate": "Bearer"}
+        if token is not None and request.path not in _PUBLIC_PATHS and not admits(request, token):
+            headers = {"WWW-Authenticate": challenge(request)}
             return _answer(Problem(error="a valid bearer token is needed"), 401, headers)
         try:
             return await handler(request)
@@ -339,6 +340,10 @@ def guard(token: str | None) -> Middleware:
             return _answer(Problem(error=sentence), error.status)
 
     return middleware
+
+
+def _page(markup: str) -> web.Response:
+    return web.Response(text=markup, content_type=HTML, headers=HEADERS)
 
 
 def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -28,6 +28,7 @@ LOG: Final = "outrider-bootstrap.log"
 TEST_TOOLS: Final[Mapping[str, str]] = {
     "promtool": "prometheus",
     "amtool": "prometheus-alertmanager",
+    "chromium": "chromium",
 }
 """Program that the tests call -> Debian package that brings it."""
 

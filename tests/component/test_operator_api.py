@@ -4,6 +4,7 @@ import re
 import shutil
 import threading
 from asyncio.subprocess import PIPE
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -171,12 +172,15 @@ async def opened(state_dir: Path, token: str | None) -> AsyncIterator[Desk]:
 
 
 def visit(
-    state_dir: Path, scene: Callable[[Desk], Awaitable[None]], token: str | None = None
+    state_dir: Path,
+    scene: Callable[[Desk], Awaitable[None]],
+    token: str | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> None:
     """Run one scene with a generous deadline."""
 
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S), opened(state_dir, token) as desk:
+        async with asyncio.timeout(deadline_s), opened(state_dir, token) as desk:
             await scene(desk)
 
     asyncio.run(main())
@@ -443,6 +447,57 @@ def test_without_the_token_nothing_but_health_is_answered(tmp_path: Path) -> Non
         assert (await desk.ask("GET", "/v1/job", headers=headers))[0] == 200
 
     visit(tmp_path, scene, token="secret")
+
+
+def test_a_browser_may_look_with_the_token_as_password_and_change_nothing(
+    tmp_path: Path,
+) -> None:
+    """A page of another site could stop the job with the password that the browser remembers."""
+
+    async def scene(desk: Desk) -> None:
+        await desk.journal.commit(DurableState(job="job"), incident("1"))
+        async with desk.session.get(desk.url + "/incidents/last") as answer:
+            assert answer.status == 401
+            assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+        for password, status in (("secret", 200), ("wrong", 401), ("", 401)):
+            basic = {"Authorization": "Basic " + b64encode(f"me:{password}".encode()).decode()}
+            for path in ("/incidents/last", "/incidents", "/v1/job"):
+                async with desk.session.get(desk.url + path, headers=basic) as answer:
+                    assert answer.status == status
+        basic = {"Authorization": "Basic " + b64encode(b"me:secret").decode()}
+        status, _ = await desk.ask("POST", "/v1/job/stop", headers=basic, who="a", why="b")
+        assert status == 401
+        for odd in ("Basic", "Basic !!", "Basic w7w=", "basic "):
+            headers = {"Authorization": odd}
+            async with desk.session.get(desk.url + "/incidents", headers=headers) as answer:
+                assert answer.status == 401
+        assert desk.inbox.empty()
+
+    visit(tmp_path, scene, token="secret")
+
+
+def test_an_incident_s_page_is_served_with_what_keeps_it_harmless(tmp_path: Path) -> None:
+    """The last line of defence is the browser, if somebody tells it."""
+
+    async def scene(desk: Desk) -> None:
+        async with desk.session.get(desk.url + "/incidents") as answer:
+            assert "Nothing has stopped the job so far." in await answer.text()
+        status, body = await desk.ask("GET", "/incidents/last")
+        assert status == 404
+        for number in ("1", "2"):
+            await desk.journal.commit(DurableState(job="job"), incident(number))
+        async with desk.session.get(desk.url + "/incidents/last") as answer:
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert "Incident job-2" in await answer.text()
+        async with desk.session.get(desk.url + "/incidents") as answer:
+            text = await answer.text()
+            assert text.index("/incidents/job-2") < text.index("/incidents/job-1")
+        status, body = await desk.ask("GET", "/incidents/job-")
+        assert (status, "fits 2 incidents" in body["error"]) == (409, True)
+
+    visit(tmp_path, scene)
 
 
 def test_the_openapi_document_describes_exactly_what_is_served(tmp_path: Path) -> None:
