@@ -1,9 +1,8 @@
 """In-process restart in a real local cluster: who stays alive, who is started anew, and why.
 
-Two nodes train the example's model with torch on gloo; faults are signals and exceptions.
+Two nodes train a small DDP model on gloo; faults are signals, exceptions and scripts that do not let go.
 """
 
-import contextlib
 import os
 import signal
 import time
@@ -12,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.demo.cluster import Cluster, Layout
-from sidecar.workers.processes import process_state
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(400)]
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "pytorch_ddp" / "train.py"
+SCRIPT = Path(__file__).with_name("restart_job.py")
 WITHIN_S = 120.0
 SPEC = """\
 name: demo
@@ -25,28 +23,62 @@ replicaSpecs:
   - name: workers
     replicas: 2
 runPolicy:
-  jobMaxRetryCount: 20
-  barrierDeadlineSeconds: 5
+  jobMaxRetryCount: 100
+  barrierDeadlineSeconds: 4
 progressPolicy:
   stallTimeoutSeconds: 5
 nodePolicy:
   leaseSeconds: 3
 """
+NODES = ("node-0", "node-1")
 
 
-@contextlib.contextmanager
-def two_nodes(folder: Path):
-    layout = Layout(
-        root=folder,
-        script=SCRIPT,
-        steps=100_000,
-        checkpoint_every=5,
-        options=("--restart-in-process",),
-    )
-    workers = ("node-0", "node-1")
-    with Cluster(layout=layout, workers=workers, spares=(), spec=SPEC) as cluster:
-        await_step(cluster, 10)
-        yield cluster
+class Job:
+    """The cluster, and what its tests ask of it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def steady(self) -> dict[str, int]:
+        """Wait for steps and a newer checkpoint without an incident; return node -> pid."""
+        newest = self._newest()
+
+        def trains():
+            job = self.cluster.job()
+            healthy = job["phase"] == "running" and job["open_incident"] is None
+            return healthy and self._newest() > newest
+
+        await_that("a newer checkpoint", trains)
+        return {name: self.cluster.worker_pid(name) for name in NODES}
+
+    def break_rank(self, rank: int, how: str) -> None:
+        """Let a rank misbehave at its next step."""
+        fresh = self.cluster.layout.root / "fresh"
+        fresh.write_text(how)
+        fresh.replace(self.cluster.layout.root / f"break-{rank}")
+
+    def after(self, incidents: int) -> dict:
+        """Wait until the next incident is over; return it."""
+
+        def closed():
+            ids = self.cluster.incident_ids()
+            found = self.cluster.incident(ids[-1]) if len(ids) > incidents else None
+            return found if found is not None and found["outcome"] != "open" else None
+
+        incident = await_that("the end of the incident", closed)
+        assert incident["outcome"] == "recovered", incident["decision"]
+        return incident
+
+    def output(self, node: str) -> str:
+        """Return what the node's workers printed in all generations, oldest first."""
+        files = sorted(
+            self.cluster.layout.node(node).glob("logs/**/stdout.log"),
+            key=lambda path: path.stat().st_mtime_ns,
+        )
+        return "".join(path.read_text() for path in files)
+
+    def _newest(self) -> int:
+        return max((it["step"] for it in self.cluster.job()["complete_checkpoints"]), default=0)
 
 
 def await_that(what, condition):
@@ -57,47 +89,99 @@ def await_that(what, condition):
     return found
 
 
-def await_step(cluster: Cluster, step: int) -> None:
-    def reached():
-        job = cluster.job()
-        steady = job["phase"] == "running" and job["open_incident"] is None
-        return steady and (job["step"] or 0) >= step and job["complete_checkpoints"]
-
-    await_that(f"step {step}", reached)
-
-
-def pids(cluster: Cluster) -> dict[str, int]:
-    return {name: cluster.worker_pid(name) for name in cluster.workers}
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Each test begins with a job that trains and leaves one behind."""
+    layout = Layout(
+        root=tmp_path_factory.mktemp("job"), script=SCRIPT, steps=1, checkpoint_every=10
+    )
+    with Cluster(layout=layout, workers=NODES, spares=(), spec=SPEC) as cluster:
+        yield Job(cluster)
 
 
-def recovered(cluster: Cluster, number: int) -> dict:
-    def closed():
-        ids = cluster.incident_ids()
-        found = cluster.incident(ids[number - 1]) if len(ids) >= number else None
-        return found if found is not None and found["outcome"] != "open" else None
-
-    incident = await_that(f"incident {number}", closed)
-    assert incident["outcome"] == "recovered", incident["decision"]
-    return incident
+def broken(job: Job, act) -> tuple[dict, dict, dict]:
+    """Return incident, pids before and pids after."""
+    before = job.steady()
+    known = len(job.cluster.incident_ids())
+    act(before)
+    incident = job.after(known)
+    return incident, before, {name: job.cluster.worker_pid(name) for name in NODES}
 
 
-def test_the_survivor_trains_on_in_its_process_and_the_dead_rank_gets_a_new_one(tmp_path):
+def test_after_an_exception_every_rank_trains_on_in_its_own_process(job):
+    """A batch that one rank cannot use would cost everybody the imports and the model's load."""
+    incident, before, after = broken(job, lambda _: job.break_rank(1, "raise"))
+    assert after == before
+    assert incident["decision"]["mode"] == "in_process_restart"
+    culprit = incident["finding"]["culprit"]
+    assert (culprit["node"], culprit["rank"]) == ("node-1", 1)
+    assert "ValueError: rank 1 found a value it cannot use" in incident["finding"]["why"]
+    assert "run 2 of this process, rank 0 of 2" in job.output("node-0")
+
+
+def test_the_survivor_stays_and_a_dead_rank_gets_a_new_process(job):
     """A thousand healthy processes that end for one dead one cost minutes of imports."""
-    with two_nodes(tmp_path) as cluster:
-        before = pids(cluster)
-        os.kill(before["node-1"], signal.SIGKILL)
-        incident = recovered(cluster, 1)
-        after = pids(cluster)
-        assert after["node-0"] == before["node-0"]
-        assert after["node-1"] != before["node-1"]
-        assert incident["decision"]["mode"] == "local_process_level_restart"
-        assert "rank 1 gets a new process" in incident["decision"]["reason"]
-        culprit = incident["finding"]["culprit"]
-        assert (culprit["node"], culprit["rank"]) == ("node-1", 1)
-        await_step(cluster, 20)
-        # Again, with the process that has lived through a restart as the one that dies.
-        os.kill(before["node-0"], signal.SIGKILL)
-        incident = recovered(cluster, 2)
-        assert "rank 0 gets a new process" in incident["decision"]["reason"]
-        assert cluster.worker_pid("node-1") == after["node-1"]
-        assert process_state(before["node-0"]) in ("X", "Z")
+    incident, before, after = broken(job, lambda pids: os.kill(pids["node-1"], signal.SIGKILL))
+    assert after["node-0"] == before["node-0"]
+    assert after["node-1"] != before["node-1"]
+    assert incident["decision"]["mode"] == "local_process_level_restart"
+    assert "rank 1 gets a new process" in incident["decision"]["reason"]
+
+
+def test_the_rank_that_hosts_the_store_may_be_the_dead_one(job):
+    """Rank 0 takes the rendezvous with it; the survivors must not wait for it."""
+    incident, before, after = broken(job, lambda pids: os.kill(pids["node-0"], signal.SIGKILL))
+    assert after["node-1"] == before["node-1"]
+    assert "rank 0 gets a new process" in incident["decision"]["reason"]
+
+
+def test_a_stopped_rank_is_killed_at_once_and_started_anew(job):
+    """It hears no polite signal and no call: any grace is waited for nothing."""
+    incident, before, after = broken(job, lambda pids: os.kill(pids["node-1"], signal.SIGSTOP))
+    assert after["node-0"] == before["node-0"]
+    assert after["node-1"] != before["node-1"]
+    assert incident["decision"]["mode"] == "local_process_level_restart"
+    said = (job.cluster.layout.root / "node-1.log").read_text()
+    assert "rank 1 is stopped and hears nothing: it gets a new process" in said
+
+
+def test_a_rank_that_sleeps_in_a_call_is_brought_back(job):
+    """Waiting for a call to end on its own is what in-process restart is to spare."""
+    incident, before, after = broken(job, lambda _: job.break_rank(0, "sleep"))
+    assert after == before, (job.cluster.layout.root / "node-0.log").read_text()
+    assert incident["decision"]["mode"] == "in_process_restart"
+
+
+def test_a_script_that_swallows_the_call_back_misses_the_barrier(job):
+    """One `except BaseException` would hold a thousand ranks at the barrier."""
+    incident, before, after = broken(job, lambda _: job.break_rank(1, "swallow"))
+    assert after["node-0"] == before["node-0"]
+    assert after["node-1"] != before["node-1"]
+    assert "rank 1 gets a new process" in incident["decision"]["reason"]
+    said = (job.cluster.layout.root / "node-1.log").read_text()
+    assert "rank 1 is not back at the barrier within 4 s: it gets a new process" in said
+
+
+def test_a_rank_that_asks_for_a_process_restart_gets_one_for_all(job):
+    """The script may know that its memory cannot be trusted; the most severe request wins."""
+    how = "restart-process_level_restart"
+    incident, before, after = broken(job, lambda _: job.break_rank(0, how))
+    assert set(after.values()).isdisjoint(before.values())
+    assert incident["decision"]["mode"] == "process_level_restart"
+
+
+def test_a_node_local_restart_touches_the_other_nodes_processes_not(job):
+    """A device that one process left in disorder is no reason to start the whole job anew."""
+    how = "restart-local_process_level_restart"
+    incident, before, after = broken(job, lambda _: job.break_rank(1, how))
+    assert after["node-0"] == before["node-0"]
+    assert after["node-1"] != before["node-1"]
+    assert incident["decision"]["mode"] == "local_process_level_restart"
+
+
+def test_a_job_restart_ends_the_warm_workers_too(job):
+    """What a job restart is for may sit in a process that was imported long ago."""
+    how = "restart-job_level_restart"
+    incident, before, after = broken(job, lambda _: job.break_rank(0, how))
+    assert set(after.values()).isdisjoint(before.values())
+    assert incident["decision"]["mode"] == "job_level_restart"
