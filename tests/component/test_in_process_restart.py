@@ -185,3 +185,25 @@ def test_a_job_restart_ends_the_warm_workers_too(job):
     incident, before, after = broken(job, lambda _: job.break_rank(0, how))
     assert set(after.values()).isdisjoint(before.values())
     assert incident["decision"]["mode"] == "job_level_restart"
+
+
+def test_what_no_level_cures_goes_through_all_of_them_and_ends_with_a_reason(tmp_path):
+    """A restart that cannot help, repeated at one level, burns a night; ended at once, a job."""
+    layout = Layout(root=tmp_path, script=SCRIPT, steps=1, checkpoint_every=10)
+    spec = SPEC.replace("runPolicy:\n", "runPolicy:\n  restartPolicy: {maxFullJobRestarts: 1}\n")
+    with Cluster(layout=layout, workers=NODES, spares=(), spec=spec) as cluster:
+        job = Job(cluster)
+        job.steady()
+        (tmp_path / "always-1").touch()
+
+        def over():
+            found = [cluster.incident(it) for it in cluster.incident_ids()]
+            return found if found and found[-1]["outcome"] == "failed" else None
+
+        incidents = await_that("the end of the job", over)
+    decisions = [incident["decision"] for incident in incidents]
+    modes = ["in_process_restart", "process_level_restart", "job_level_restart", None]
+    assert [decision["mode"] for decision in decisions] == modes
+    assert "in_process_restart did not cure the same failure" in decisions[1]["reason"]
+    assert "all 1 job restarts are used up (maxFullJobRestarts)" in decisions[3]["reason"]
+    assert [incident["outcome"] for incident in incidents[:3]] == ["superseded"] * 3
