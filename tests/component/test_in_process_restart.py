@@ -1,6 +1,6 @@
 """In-process restart in a real local cluster: who stays alive, who is started anew, and why.
 
-Two nodes train a small DDP model on gloo; faults are signals, exceptions and scripts that do not let go.
+Two nodes train a small DDP model on gloo; faults are signals, exceptions, and a script that clings.
 """
 
 import os
