@@ -29,6 +29,8 @@ from coordinator.journal_format import DurableState, JournalError
 from coordinator.ledger import Ledger, report
 from coordinator.meter import Meter
 from coordinator.metrics import Exposition, JobNumbers
+from coordinator.offender_store import OffenderStore
+from coordinator.offenders import Strike, strikes_of
 from coordinator.operator_api import BODY_BYTES_MAX, OperatorApi, guard
 from coordinator.outbox import Outbox
 from coordinator.phases import JobPhase
@@ -68,6 +70,8 @@ class CoordinatorConfig:
     port: int = 8081
     token: str | None = field(default=None, repr=False)
     allow_insecure_bind: bool = False
+    offenders: Path | None = None
+    """The file in which all jobs of this machine remember nodes; None remembers nothing."""
     linger_s: float = 2.0
     """How long the finished job can still be looked at, once every sidecar has left."""
     admit_label: tuple[str, str] | None = field(default=None, repr=False)
@@ -127,15 +131,23 @@ class _Coordinator:
     """One run of the process."""
 
     def __init__(
-        self, config: CoordinatorConfig, journal: Journal, state: DurableState, ledger: Ledger
+        self,
+        config: CoordinatorConfig,
+        journal: Journal,
+        state: DurableState,
+        *,
+        ledger: Ledger,
+        strikes: tuple[Strike, ...],
     ) -> None:
         now, settings = monotonic(), config.settings
         wall_offset_ns = time.time_ns() - now
         self._config = config
         self._journal = journal
+        self._offenders = None if config.offenders is None else OffenderStore(config.offenders)
+        self._writing: asyncio.Task[None] | None = None
         self._history = History()
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
-        self._core = JobCore(settings, state, wall_offset_ns, now)
+        self._core = JobCore(settings, state, wall_offset_ns, now, strikes)
         self._meter = Meter(self._core, ledger, wall_offset_ns, now)
         self._loop_lag = LoopLag()
         self._fleet = Fleet(
@@ -166,7 +178,10 @@ class _Coordinator:
         elif known is not None:
             log.info("job %s goes on: %s, generation %d", job, known.phase, known.generation)
         ledger = journal.load_ledger(job) or Ledger.begin(time.time_ns())
-        self = cls(config, journal, known or DurableState(job=job), ledger)
+        store = None if config.offenders is None else OffenderStore(config.offenders)
+        strikes = () if store is None else await store.read()
+        state = known or DurableState(job=job)
+        self = cls(config, journal, state, ledger=ledger, strikes=strikes)
         for incident in await journal.incidents(job):
             self._history.note(incident)
         return self
@@ -189,6 +204,8 @@ class _Coordinator:
                 url_file.unlink(missing_ok=True)
             await self._fleet.close()
             await runner.cleanup()
+            if self._writing is not None:
+                await self._writing
 
     def _application(self) -> web.Application:
         app = web.Application(
@@ -276,6 +293,9 @@ class _Coordinator:
         await self._journal.commit(state, *incidents)
         for incident in incidents:
             self._history.note(incident)
+        struck = [strike for incident in incidents for strike in strikes_of(incident)]
+        if struck and self._offenders is not None:  # nothing waits for it
+            self._writing = asyncio.create_task(self._offenders.add(struck), name="offenders")
 
     def _execute(self, effect: Effect) -> None:
         match effect:

@@ -7,7 +7,7 @@ and goes on from where the job is.
 from collections.abc import Sequence
 from typing import Final
 
-from coordinator import own_faults
+from coordinator import observing, own_faults
 from coordinator.checkpoint_choice import CheckpointLedger
 from coordinator.events import Effect, Finished, Send
 from coordinator.incidents import IncidentPhase, NodeFault
@@ -15,6 +15,7 @@ from coordinator.journal_format import DurableState
 from coordinator.localization import Round
 from coordinator.membership import Membership, NodeView
 from coordinator.memory import Memory
+from coordinator.offenders import Standing, Strike, breaker, standings
 from coordinator.phases import JobPhase
 from coordinator.picture import furthest_step
 from coordinator.settings import JobSettings
@@ -35,7 +36,12 @@ class Desk:
     """The working state of one job's coordinator."""
 
     def __init__(
-        self, settings: JobSettings, state: DurableState, wall_offset_ns: int, now: Instant
+        self,
+        settings: JobSettings,
+        state: DurableState,
+        wall_offset_ns: int,
+        now: Instant,
+        strikes: tuple[Strike, ...] = (),
     ) -> None:
         self.settings = settings
         self.memory = Memory(state)
@@ -55,6 +61,9 @@ class Desk:
         self.paused: frozenset[int] = frozenset()
         """The ranks that paused when it was last looked, and nobody was convicted."""
         self.look_again_at = now
+        self.strikes: tuple[Strike, ...] = strikes
+        self._kept_in: set[str] = set()
+        """Nodes that the breaker kept in, and that was said."""
         self.script = ""
         """Version of the script that the present generation runs, as its nodes told."""
         self.not_before = now
@@ -81,6 +90,10 @@ class Desk:
     def fault(self, node: str, report: FaultReport, now: Instant) -> None:
         """Take a fault into the open incident, or open one."""
         fault = NodeFault(node=node, at_ns=self.wall(now) - report.age_ns, report=report)
+        if report.kind in self.settings.observed:
+            step = furthest_step(self.state, self.members)
+            self.memory.observations_are(observing.noted(self.state.observations, fault, step))
+            return
         phase = self.state.phase
         if phase in (JobPhase.STARTING, JobPhase.RUNNING):
             self.memory.open(fault, furthest_step(self.state, self.members))
@@ -139,6 +152,30 @@ class Desk:
             deadline=after(now, seconds(wait_s)),
             evidence_wait=seconds(self.settings.evidence_budget_s),
         )
+
+    # --- what is remembered of nodes ----------------------------------------------------------
+
+    def standings(self, now: Instant) -> dict[str, Standing]:
+        """Return the record of every node that has strikes."""
+        return standings(self.strikes, self.settings.offenders, self.wall(now))
+
+    def leave_out(self, node: str, reason: str) -> str | None:
+        """Exclude ``node`` because a detector says so; return a sentence to say, if there is one.
+
+        Nothing happens while the detector is only observed, or when too much of the fleet is left
+        out already.
+        """
+        if FaultKind.GPU_FATAL in self.settings.observed:
+            return None
+        fleet = len(self.members.views())
+        judged = breaker([node], self.state.excluded, fleet, self.settings.offenders)
+        if judged.refused:
+            fresh = node not in self._kept_in
+            self._kept_in.add(node)
+            return judged.reason if fresh else None
+        self._kept_in.discard(node)
+        self.exclude(node, reason)
+        return f"{node} is left out: {reason}"
 
     # --- checkpoints ------------------------------------------------------------------------
 

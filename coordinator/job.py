@@ -23,10 +23,12 @@ from coordinator.events import (
     LinkOpened,
     LinkSpoke,
     OperatorAsked,
+    Persist,
     Say,
 )
 from coordinator.journal_format import DurableState
 from coordinator.membership import NodeView, Rejected
+from coordinator.offenders import Strike, strikes_of
 from coordinator.passes import go_on
 from coordinator.phases import JobPhase
 from coordinator.picture import furthest_step, picture
@@ -54,9 +56,14 @@ class JobCore:
     """
 
     def __init__(
-        self, settings: JobSettings, state: DurableState, wall_offset_ns: int, now: Instant
+        self,
+        settings: JobSettings,
+        state: DurableState,
+        wall_offset_ns: int,
+        now: Instant,
+        strikes: tuple[Strike, ...] = (),
     ) -> None:
-        self._desk = Desk(settings, state, wall_offset_ns, now)
+        self._desk = Desk(settings, state, wall_offset_ns, now, strikes)
         self._looked_at = now
         self._seen: dict[str, tuple[str, int]] = {}
         """Node -> incarnation, and the newest of its faults that was taken in."""
@@ -118,12 +125,18 @@ class JobCore:
             now_ns=desk.wall(now),
             now=now,
             pending_checkpoints=desk.ledger.pending(desk.settings.world_size),
+            offenders=tuple(desk.standings(now).values()),
         )
 
     def _go_on(self, effects: list[Effect], now: Instant) -> Sequence[Effect]:
         self._looked_at = now
         effects += node_health.look(self._desk, now)
-        return self._desk.memory.remembered([*effects, *go_on(self._desk, now)])
+        desk = self._desk
+        done = desk.memory.remembered([*effects, *go_on(desk, now)])
+        for effect in done:
+            if isinstance(effect, Persist) and effect.incident is not None:
+                desk.strikes += strikes_of(effect.incident)
+        return done
 
     # --- taking in what happened ------------------------------------------------------------
 

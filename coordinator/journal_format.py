@@ -14,6 +14,7 @@ import orjson
 from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
 from coordinator.ledger import CAUSES, Account, Ledger
+from coordinator.observing import Observation
 from coordinator.phases import JobPhase
 from coordinator.poison import Sighting
 from sidecar.api import CheckpointPointer
@@ -57,6 +58,8 @@ class DurableState:
     restarts: tuple[Restart, ...] = ()
     sightings: tuple[Sighting, ...] = ()
     """Failures whose cause is not known yet, by what stays the same of them; the newest last."""
+    observations: tuple[Observation, ...] = ()
+    """What observed detectors said, the newest last."""
     complete_checkpoints: tuple[CheckpointPointer, ...] = ()
     """Confirmed by every rank of the job, newest last, bounded."""
     chosen_checkpoints: tuple[CheckpointPointer, ...] = ()

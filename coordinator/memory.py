@@ -12,6 +12,7 @@ from typing import Final
 from coordinator.events import Effect, Persist
 from coordinator.incidents import Incident, IncidentPhase, NodeFault, Outcome
 from coordinator.journal_format import DurableState
+from coordinator.observing import Observation
 from coordinator.phases import JobPhase, advance
 from sidecar.api import CheckpointPointer, FaultKind
 
@@ -86,6 +87,11 @@ class Memory:
     def checkpoints_complete(self, pointers: tuple[CheckpointPointer, ...]) -> None:
         """Remember what every rank confirmed."""
         self.change(replace(self.state, complete_checkpoints=pointers))
+
+    def observations_are(self, observations: tuple[Observation, ...]) -> None:
+        """Remember what observed detectors said and what became of it."""
+        if observations != self.state.observations:
+            self.change(replace(self.state, observations=observations))
 
     def over(self, phase: JobPhase, reason: str) -> None:
         """End the job and its open incident."""

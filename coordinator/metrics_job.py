@@ -28,7 +28,7 @@ RECOVERY_PHASES: Final = (
     "starting",
     "loading",
 )
-VERDICTS: Final = ("none", "pending", "attributed", "inconclusive", "agree")
+VERDICTS: Final = ("none", "pending", "attributed", "inconclusive", "agree", "preempted")
 UNCONFIRMED: Final = "unconfirmed"
 """Some rank has not confirmed it, or its ranks do not agree where it lies."""
 CONFIRMED: Final = "confirmed"
@@ -51,6 +51,7 @@ def job_families(view: JobView, now_s: float) -> Iterator[Metric]:
     yield from _recovery(view, now_s)
     yield from _nodes(view, now_s)
     yield from _health(view)
+    yield from _memory(view)
 
 
 def recovery_level(view: JobView) -> str:
@@ -253,6 +254,30 @@ def _nodes(view: JobView, now_s: float) -> Iterator[Metric]:
         "1 for a node that gets no ranks any more.",
         (JOB, "node", "reason"),
         [((job, node, short(reason)), 1) for node, reason in view.excluded.items()],
+    )
+
+
+def _memory(view: JobView) -> Iterator[Metric]:
+    job = view.job
+    yield gauge(
+        "outrider_node_offender_score",
+        "Strikes of a node over all jobs, each weighted by its cause and halved with time.",
+        (JOB, "node"),
+        [((job, record.node), record.score) for record in view.offenders],
+    )
+    yield gauge(
+        "outrider_observed_detections",
+        "What detectors on probation would have stopped the job for, by what became of it.",
+        (JOB, "kind", "verdict"),
+        [
+            ((job, score.kind, verdict), count)
+            for score in view.observed_scores
+            for verdict, count in (
+                ("confirmed", score.confirmed),
+                ("false_alarm", score.false_alarms),
+                ("pending", score.pending),
+            )
+        ],
     )
 
 

@@ -49,8 +49,8 @@ def look(desk: Desk, now: Instant) -> list[Effect]:
         if notice is None or node in desk.state.excluded:
             continue
         if desk.state.phase is JobPhase.WAITING or node not in desk.state.world:
-            desk.exclude(node, notice.words)
-            effects.append(Say(level="WARNING", text=f"{node} is left out: {notice.words}"))
+            text = desk.leave_out(node, notice.words)
+            effects += [] if text is None else [Say(level="WARNING", text=text)]
         else:
             desk.fault(node, own_faults.told_unhealthy(notice.words), now)
     return effects

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from coordinator import deadlines, own_faults, recovery
+from coordinator import deadlines, observing, own_faults, recovery
 from coordinator.desk import Desk, broken_device, is_idle, is_ready, ranks_at_barrier
 from coordinator.events import Effect, Say
 from coordinator.evidence import with_evidence
@@ -19,13 +19,13 @@ from coordinator.incidents import Finding, IncidentPhase, Outcome
 from coordinator.localization import Round
 from coordinator.membership import NodeView
 from coordinator.phases import JobPhase
-from coordinator.picture import places
-from coordinator.rank_assignment import Assignment, NotPossible, assign
+from coordinator.picture import furthest_step, places
+from coordinator.placing import assign_ranks
+from coordinator.rank_assignment import Assignment
 from coordinator.stall_watch import is_hang, watch_stall
 from coordinator.stopping import judge, stop, stop_all
 from scout.clock import SECOND, Duration, Instant, seconds, since
 from sidecar.api import AgentState, Inspect, Shutdown
-from worker_shim.messages import RestartMode
 
 SURVIVORS_WAIT: Final = Duration(5 * SECOND)
 """How long a node that held a rank may take to become ready, or to dial in again, before it is
@@ -74,9 +74,8 @@ def _tidy(desk: Desk, now: Instant) -> list[Effect]:
             continue
         broken = broken_device(view.status)
         if broken is not None and view.excluded is None:
-            desk.exclude(view.node, broken.message)
-            text = f"{view.node} is left out: {broken.message}"
-            effects.append(Say(level="WARNING", text=text))
+            text = desk.leave_out(view.node, broken.message)
+            effects += [] if text is None else [Say(level="WARNING", text=text)]
         leftover = view.node not in desk.state.world and bool(ranks_at_barrier(view))
         if view.link is not None and (leftover or not is_idle(view)):
             generation = max(view.status.generation, desk.state.generation)
@@ -101,7 +100,9 @@ def _waiting(desk: Desk, now: Instant) -> list[Effect]:
     if busy and waited < SURVIVORS_WAIT:
         desk.waiting_for = f"{', '.join(busy)} to become ready"
         return []
-    given = _assign(desk, hold_spares=not desk.state.world and waited < SPARES_HELD_BACK, now=now)
+    given = assign_ranks(
+        desk, hold_spares=not desk.state.world and waited < SPARES_HELD_BACK, now=now
+    )
     if isinstance(given, Assignment):
         _begin_generation(desk, given, now)
         return []
@@ -109,30 +110,6 @@ def _waiting(desk: Desk, now: Instant) -> list[Effect]:
     if waited >= seconds(desk.settings.wait_for_nodes_s):
         return desk.end(JobPhase.FAILED, given.reason, now)
     return []
-
-
-def _assign(desk: Desk, *, hold_spares: bool, now: Instant) -> Assignment | NotPossible:
-    ready = [view for view in desk.members.usable(now) if is_ready(view)]
-    ready = _exchanged(desk, ready)
-    return assign(
-        desk.state.world,
-        [view.node for view in ready if not view.spare],
-        [] if hold_spares else [view.node for view in ready if view.spare],
-        desk.settings.nnodes,
-        unusable=desk.state.excluded,
-    )
-
-
-def _exchanged(desk: Desk, ready: list[NodeView]) -> list[NodeView]:
-    """Leave out, for a job restart, the node that broke the job, if there is another for it."""
-    incident = desk.memory.incident
-    if incident is None or incident.decision is None or incident.finding is None:
-        return ready
-    culprit = incident.finding.culprit
-    if incident.decision.mode is not RestartMode.JOB or culprit is None:
-        return ready
-    others = [view for view in ready if view.node != culprit.node]
-    return others if len(others) >= desk.settings.nnodes else ready
 
 
 def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
@@ -207,6 +184,9 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     if all(rank.step is not None for rank in ranks):
         desk.stamp(IncidentPhase.FIRST_STEP, now)
         said = _recovered(desk)
+        step = furthest_step(desk.state, desk.members)
+        judged = observing.went_on(desk.state.observations, step, desk.wall(now))
+        desk.memory.observations_are(judged)
         look = functools.partial(judge, desk, desk.state.world)
         return [*said, *watch_stall(desk, statuses, look, now)]
     if any(rank.attached for rank in ranks):

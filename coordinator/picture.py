@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from coordinator import observing
 from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.incidents import RankPlace
 from coordinator.journal_format import DurableState
 from coordinator.membership import Membership, NodeView
+from coordinator.offenders import Standing
 from coordinator.restart_depth import is_charged
 from coordinator.settings import JobSettings
 from coordinator.view import JobView, NodeStatus
@@ -24,6 +26,7 @@ def picture(
     now_ns: int,
     now: Instant,
     pending_checkpoints: tuple[PendingCheckpoint, ...] = (),
+    offenders: tuple[Standing, ...] = (),
 ) -> JobView:
     """Return the outside view of a job.  ``now_ns`` is the wall clock of ``now``.
 
@@ -55,6 +58,9 @@ def picture(
         restart_budget_remaining=max(0, settings.restart.retries_max - spent),
         outcome_reason=state.outcome_reason,
         waiting_for=waiting_for,
+        offenders=offenders,
+        observed=state.observations,
+        observed_scores=observing.scores(state.observations),
         health=state.health,
         health_counts=state.health_counts,
     )

@@ -14,6 +14,8 @@ from coordinator.wording import natural_key
 
 _NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
+_NOTHING_AGAINST: Final[Mapping[str, float]] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -40,6 +42,7 @@ def assign(
     nnodes: int,
     *,
     unusable: Mapping[str, str] = _NOTHING_KNOWN,
+    penalties: Mapping[str, float] = _NOTHING_AGAINST,
 ) -> AssignmentResult:
     """Give ``nnodes`` group ranks to nodes.
 
@@ -47,7 +50,8 @@ def assign(
     and ``spares`` are the nodes that may be used now; a node named in both counts as a spare.
     A spare that already holds a rank is a survivor like any other.  ``unusable`` says why a
     node of ``previous`` is gone; it goes into the reason of the move,
-    and its nodes into that of a shortage.
+    and its nodes into that of a shortage.  ``penalties`` says how much speaks against a node: of
+    those that may fill a gap, the one with the least does.
     """
     assert nnodes > 0, "a job has at least one node"
     assert len(set(previous)) == len(previous), "no node holds two group ranks"
@@ -56,7 +60,7 @@ def assign(
         return NotPossible(reason=_shortage(usable, nnodes, unusable))
     kept = [node if node in usable else None for node in previous[:nnodes]]
     kept += [None] * (nnodes - len(kept))
-    fillers = iter(_fillers(previous, available, spares, nnodes))
+    fillers = iter(_fillers(previous, available, spares, nnodes, penalties))
     world = tuple(next(fillers) if node is None else node for node in kept)
     spare_names = set(spares)
     moves = tuple(
@@ -73,7 +77,11 @@ def assign(
 
 
 def _fillers(
-    previous: Sequence[str], available: Sequence[str], spares: Sequence[str], nnodes: int
+    previous: Sequence[str],
+    available: Sequence[str],
+    spares: Sequence[str],
+    nnodes: int,
+    penalties: Mapping[str, float],
 ) -> list[str]:
     """Return the nodes that may fill gaps, best first.
 
@@ -84,7 +92,11 @@ def _fillers(
     displaced = [node for node in previous[nnodes:] if node in usable]
     fresh = (set(available) - spare_names) - holders
     idle = spare_names - holders
-    return [*displaced, *sorted(fresh, key=natural_key), *sorted(idle, key=natural_key)]
+
+    def order(node: str) -> tuple[float, object]:
+        return penalties.get(node, 0.0), natural_key(node)
+
+    return [*displaced, *sorted(fresh, key=order), *sorted(idle, key=order)]
 
 
 def _shortage(usable: set[str], nnodes: int, excluded: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from coordinator import backoff, culprit, escalation, poison
+from coordinator import backoff, culprit, escalation, offenders, poison
 from coordinator.checkpoint_choice import CheckpointLedger
 from coordinator.escalation import Back
 from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident, NodeFault
@@ -102,12 +102,13 @@ def resolve(
     now_ns: int,
     script: str = "",
     nodes_at_hand: int = 0,
+    fleet: int = 0,
 ) -> Resolution:
     """Choose checkpoint and restart mode for ``incident``; ``now_ns`` is the wall clock.
 
     ``wanted`` is the `least_depth` that every node was stopped for, ``back`` holds the ranks that
     stand at their barrier, by node.  ``script`` is the version of what ran, ``nodes_at_hand`` the
-    number of nodes that stand by.
+    number of nodes that stand by, ``fleet`` that of all nodes.
     """
     finding = incident.finding
     sighting = poison.sighting_of(incident, state.chosen_checkpoints, script, now_ns)
@@ -131,12 +132,10 @@ def resolve(
     if asked:
         decision = _as_asked(decision, asked)
     decision = _as_ruled(decision, ruling, choices)
-    if not asked and decision.mode is not None:
-        before = backoff.repeated(state.restarts, escalation.cause_of(judged, step))
-        draw = backoff.draw(incident.job, incident.id)
-        pause_s = backoff.pause_s(settings.restart.backoff, before, draw)
-        decision = replace(decision, backoff_s=pause_s)
     cause, node = escalation.cause_of(judged, step), _culprit_node(finding)
+    if not asked:
+        decision = _unbroken(decision, state, settings, fleet)
+        decision = _paused(decision, settings, state, incident, cause)
     spent = _spent(state, decision, node=node, cause=cause, now_ns=now_ns)
     at_fault = incident.steps_at_fault
     lost = None if at_fault is None else max(0, at_fault - (step or 0))
@@ -226,6 +225,29 @@ def _as_ruled(
     return replace(decision, exclude_nodes=nodes, reason=decision.reason + poison.told(ruling))
 
 
+def _paused(
+    decision: Decision, settings: JobSettings, state: DurableState, incident: Incident, cause: str
+) -> Decision:
+    """Return the decision with its wait before the next start."""
+    if decision.mode is None:
+        return decision
+    draw = backoff.draw(incident.job, incident.id)
+    before = backoff.repeated(state.restarts, cause)
+    return replace(decision, backoff_s=backoff.pause_s(settings.restart.backoff, before, draw))
+
+
+def _unbroken(
+    decision: Decision, state: DurableState, settings: JobSettings, fleet: int
+) -> Decision:
+    """Return the decision without the nodes that the breaker keeps in."""
+    wanted = decision.exclude_nodes
+    judged = offenders.breaker(wanted, state.excluded, fleet, settings.offenders)
+    if not judged.refused:
+        return decision
+    reason = f"{decision.reason}; {judged.reason}"
+    return replace(decision, exclude_nodes=judged.allowed, reason=reason)
+
+
 def newest_step(choices: Sequence[CheckpointChoice]) -> int | None:
     """Return the newest chosen step over all prefixes, or None."""
     return max((choice.step for choice in choices if choice.step is not None), default=None)
@@ -265,6 +287,7 @@ def start_commands(
             stall_timeout_s=settings.stall_timeout_s,
             stall_timeout_min_s=settings.stall_timeout_min_s,
             stall_factor=settings.stall_factor,
+            observed=tuple(sorted(settings.observed)),
         )
         for group_rank, node in enumerate(state.world)
     }

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.escalation import RestartPolicy
+from coordinator.offenders import OffenderPolicy
+from sidecar.api import FaultKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,9 @@ class JobSettings:
     startup_deadline_s: float = 1800.0
     """Longest wait for the first step of a rank that attached: reading a large model and compiling
     it takes minutes, and a start that hangs must not hang for ever."""
+    offenders: OffenderPolicy = field(default_factory=OffenderPolicy)
+    observed: frozenset[FaultKind] = frozenset()
+    """Detectors that stop nothing: what they would have done is noted and judged."""
     active_deadline_s: float | None = None
     """Longest time from the job's first start to its end; None is none."""
     fault_deadline_s: float | None = None

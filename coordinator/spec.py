@@ -17,9 +17,12 @@ from coordinator.backoff import BackoffPolicy
 from coordinator.escalation import RestartPolicy
 from coordinator.exit_causes import ExitPolicy, exit_number
 from coordinator.membership import NODES_MAX
+from coordinator.observing import NEVER_OBSERVED
+from coordinator.offenders import OffenderPolicy
 from coordinator.settings import JobSettings
 from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
 from coordinator.wording import one_line
+from sidecar.api import FaultKind
 from sidecar.given_files import GivenFileError, read_given_text
 from sidecar.logs.rules import RuleError, parse_rules
 
@@ -31,6 +34,9 @@ KINDS: Final = ("HyperPodPyTorchJob", "HyperPodPytorchJob")
 
 NPROC_MAX: Final = 1024
 """Workers of one node; far above any machine, and below a slip of the finger."""
+
+OBSERVABLE: Final = tuple(kind.value for kind in FaultKind if kind not in NEVER_OBSERVED)
+"""Detectors that may be wrong: all but those that tell of an end or of a person's wish."""
 
 Name = Annotated[
     str, Meta(min_length=1, max_length=63, pattern="^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
@@ -162,6 +168,22 @@ class NodePolicy(
 
     lease_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 15.0
     wait_for_nodes_seconds: Seconds = 600.0
+    offender_half_life_seconds: Seconds = OffenderPolicy().half_life_s
+    excluded_share_max: Annotated[float, Meta(ge=0, le=1)] = OffenderPolicy().excluded_share_max
+
+
+class DetectorPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Which detectors are on probation: what they say is noted and stops nothing."""
+
+    observe: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for index, name in enumerate(self.observe):
+            if name not in OBSERVABLE:
+                known = ", ".join(OBSERVABLE)
+                raise refusal(f"observe[{index}]", f"{name!r} is no detector; there are {known}")
 
 
 class JobSpec(
@@ -181,6 +203,7 @@ class JobSpec(
     progress_policy: ProgressPolicy = ProgressPolicy()
     node_policy: NodePolicy = NodePolicy()
     exit_policy: ExitPolicySpec = ExitPolicySpec()
+    detector_policy: DetectorPolicy = DetectorPolicy()
 
     def __post_init__(self) -> None:
         if _workers(self.nproc_per_node) is None:
@@ -244,6 +267,12 @@ class JobSpec(
             lease_s=nodes.lease_seconds,
             wait_for_nodes_s=nodes.wait_for_nodes_seconds,
             startup_deadline_s=run.startup_deadline_seconds,
+            offenders=OffenderPolicy(
+                half_life_s=nodes.offender_half_life_seconds,
+                avoid_max=run.restart_policy.max_num_repeat_offenders_to_avoid or 0,
+                excluded_share_max=nodes.excluded_share_max,
+            ),
+            observed=frozenset(map(FaultKind, self.detector_policy.observe)),
             active_deadline_s=run.active_deadline_seconds,
             fault_deadline_s=run.fault_deadline_seconds,
             ttl_s=run.ttl_seconds_after_finished,
@@ -256,10 +285,6 @@ class JobSpec(
         found = {
             "nprocPerNode auto stands for one worker a node; write the number if it is another": (
                 self.nproc_per_node == "auto"
-            ),
-            "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid is not acted on: a node is left "
-            "out for a hardware fault only": (
-                restart.max_num_repeat_offenders_to_avoid is not None
             ),
             "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds is not acted on: the number of "
             "nodes does not change": restart.scale_up_snooze_time_in_seconds is not None,

@@ -21,6 +21,8 @@ from sidecar.api import FaultReport, Inspect, RankStatus, StatusReport
 
 LOOK_AGAIN_AFTER: Final = Duration(1 * SECOND)
 """Between two looks at the same pause; a rank that joins it is looked at once."""
+OBSERVED_AGAIN_AFTER: Final = Duration(30 * SECOND)
+"""Between two notes of one and the same hang that is only observed."""
 
 Judge = Callable[[Sequence[NodeFault], Sequence[RankSnapshot]], Finding]
 
@@ -71,6 +73,10 @@ def _judge(
     if is_hang(finding, seen, seconds(desk.settings.stall_timeout_s)):
         desk.fault("", report, now)
         desk.quiet = None
+        if desk.round is None:  # stalls are observed only
+            desk.paused = frozenset(rank.rank for rank in paused)
+            desk.look_again_at = after(now, OBSERVED_AGAIN_AFTER)
+            return []
         assert desk.round is not None, "an incident was opened"
         desk.round.begin_with(look)
         return []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from coordinator import culprit, recovery
+from coordinator import culprit, observing, recovery
 from coordinator.desk import Desk, ranks_at_barrier
 from coordinator.events import Effect, Say
 from coordinator.incidents import Finding, Incident, IncidentPhase, NodeFault
@@ -61,6 +61,9 @@ def stop_all(desk: Desk, now: Instant) -> list[Effect]:
 def _resolve(desk: Desk, incident: Incident, wanted: Depth, now: Instant) -> list[Effect]:
     desk.stamp(IncidentPhase.STOPPED, now)
     gone = desk.gone(now)
+    if incident.finding is not None:
+        seen = observing.stopped(desk.state.observations, incident.finding, desk.wall(now))
+        desk.memory.observations_are(seen)
     resolution = recovery.resolve(
         desk.settings,
         desk.state,
@@ -76,6 +79,7 @@ def _resolve(desk: Desk, incident: Incident, wanted: Depth, now: Instant) -> lis
         now_ns=desk.wall(now),
         script=desk.script,
         nodes_at_hand=desk.nodes_at_hand(now),
+        fleet=len(desk.members.views()),
     )
     desk.memory.change(replace(resolution.state, open_incident=resolution.incident))
     for node, reason in desk.state.excluded.items():

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.health_events import HealthNotice
 from coordinator.incidents import Incident
+from coordinator.observing import Observation, Score
+from coordinator.offenders import Standing
 from coordinator.phases import JobPhase
 from sidecar.api import AgentState, CheckpointPointer, RankStatus
 
@@ -57,6 +59,12 @@ class JobView:
     """Why the job does not go on by itself at this moment, or empty."""
     pending_checkpoints: tuple[PendingCheckpoint, ...] = ()
     """Newer steps that not every rank confirmed, and whom they lack."""
+    offenders: tuple[Standing, ...] = ()
+    """Nodes with strikes of this and other jobs, faded to this moment."""
+    observed: tuple[Observation, ...] = ()
+    """What detectors said that are only observed, the newest last."""
+    observed_scores: tuple[Score, ...] = ()
+    """How those detectors would have done."""
     health: tuple[HealthNotice, ...] = ()
     """What others say of nodes, as long as it stands."""
     health_counts: Mapping[str, int] = field(default_factory=dict)

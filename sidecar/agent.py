@@ -78,6 +78,7 @@ SHUTDOWN_MAX: Final = Duration(10 * SECOND)
 """A shutdown ends within this time whatever the workers do."""
 HEARTBEAT_DEFAULT_S: Final = 1.0
 """Status interval until the coordinator names its own."""
+_LIVE: Final = (AgentState.RUNNING, AgentState.FAULTED)
 PROGRESS_NEWS_MIN: Final = Duration(200 * MILLISECOND)
 """Least time between two statuses sent only because a step advanced."""
 
@@ -146,6 +147,7 @@ class AgentCore:
     def snapshot(self, now: Instant) -> StatusReport:
         """Return this node's whole state, as the coordinator would be told it now."""
         faults, start = self._findings.reports(now), self._crew.start
+        real = [it for it in faults if not self._crew.observes(it)]
         return StatusReport(
             node=self.config.node,
             incarnation=self.config.incarnation,
@@ -155,9 +157,9 @@ class AgentCore:
             topology_version=start.topology_version if start else 0,
             rendezvous_port=self._port,
             group_rank=start.group_rank if start else None,
-            reason=faults[0].reason if faults else "",
-            message=faults[0].message if faults else "",
-            restart_mode=most_severe(*(fault.restart_mode for fault in faults)),
+            reason=real[0].reason if real else "",
+            message=real[0].message if real else "",
+            restart_mode=most_severe(*(fault.restart_mode for fault in real)),
             faults=faults,
             ranks=self._crew.statuses(now),
             checkpoints=self.checkpoints.confirmations(),
@@ -302,7 +304,7 @@ class AgentCore:
     def _exited(self, event: WorkerExited, now: Instant) -> Sequence[Effect]:
         if event.generation != self._generation:
             return []
-        if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
+        if self.state not in _LIVE:
             return self._lost_at_rest(event, now)
         self._crew.barrier.forget(event.local_rank)
         if event.cause.clean:
@@ -357,8 +359,9 @@ class AgentCore:
         return [AnswerWorker(connection=event.connection, reply=heard.reply)]
 
     def _hardware_finding(self, event: HardwareFinding, now: Instant) -> Sequence[Effect]:
-        if self._findings.add(hardware_fault(event, self._crew.ranks()), now):
-            self._fault_noted(now)
+        report = hardware_fault(event, self._crew.ranks())
+        if self._findings.add(report, now):
+            self._fault_noted(report, now)
         return []
 
     def _progress(self, event: ProgressObserved, now: Instant) -> Sequence[Effect]:
@@ -370,14 +373,12 @@ class AgentCore:
         return self._crew.go_on_stopping(now)
 
     def _fault(self, report: FaultReport, at: Instant) -> None:
-        if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
-            return
-        if self._findings.add(report, at):
-            self._fault_noted(at)
+        if self.state in _LIVE and self._findings.add(report, at):
+            self._fault_noted(report, at)
 
-    def _fault_noted(self, at: Instant) -> None:
+    def _fault_noted(self, report: FaultReport, at: Instant) -> None:
         self._news = True
-        if self.state is AgentState.RUNNING:
+        if self.state is AgentState.RUNNING and not self._crew.observes(report):
             self._move(Trigger.FAULT_DETECTED, at)
 
     def _move(self, trigger: Trigger, now: Instant) -> None:

@@ -327,6 +327,8 @@ class Start:
     """Least silence that a limit learned from a rank's own history may ask after."""
     stall_factor: float = 10.0
     """How many times the usual silence of a phase a learned limit is."""
+    observed: tuple[FaultKind, ...] = ()
+    """Kinds of faults that are reported and change nothing: their detectors are on probation."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 

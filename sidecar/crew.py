@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from scout.clock import Instant, after
-from sidecar.api import RankStatus, Start, Stop
+from sidecar.api import FaultReport, RankStatus, Start, Stop
 from sidecar.barrier import Barrier
 from sidecar.events import (
     AnswerWorker,
@@ -45,6 +45,10 @@ class Crew:
     def rank(self, local_rank: int) -> int:
         """Return the global rank of a local one."""
         return (self.start.group_rank if self.start else 0) * self.nproc + local_rank
+
+    def observes(self, report: FaultReport) -> bool:
+        """Return True for a fault whose detector is on probation: it changes nothing."""
+        return self.start is not None and report.kind in self.start.observed
 
     def ranks(self) -> dict[int, int]:
         """Return local rank -> global rank of every worker."""

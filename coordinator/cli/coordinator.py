@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long the ended job can still be looked at and scraped (default: the job spec's "
         "ttlSecondsAfterFinished, or 60)",
     )
+    parser.add_argument(
+        "--offenders",
+        type=Path,
+        metavar="FILE",
+        help="where all jobs remember which nodes broke (default: offenders.sqlite in --state-dir, "
+        "or beside the jobs' own where that is not given)",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
 
 
@@ -105,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         token=token,
         allow_insecure_bind=args.allow_insecure_bind,
+        offenders=args.offenders or _offenders_file(args.state_dir),
         linger_s=_linger(args.linger, settings.ttl_s),
     )
 
@@ -112,6 +120,12 @@ def run(args: argparse.Namespace) -> int:
         return worded(run_coordinator(config, stop))
 
     return run_until_signal(main, sigterm=0)
+
+
+def _offenders_file(state_dir: Path | None) -> Path:
+    from coordinator.offender_store import STORE_NAME  # noqa: PLC0415 - see the module's head
+
+    return (state_dir or default_state_dir("any").parent) / STORE_NAME
 
 
 def _linger(given: float | None, ttl_s: float | None) -> float:

@@ -33,6 +33,7 @@ COMMANDS: Final = MappingProxyType(
         "status": ("coordinator.cli.status", "show the job and its nodes"),
         "incidents": ("coordinator.cli.incidents", "list what stopped the job so far"),
         "explain": ("coordinator.cli.explain", "tell one incident from trigger to first step"),
+        "observed": ("coordinator.cli.observed", "tell what observed detectors would have done"),
         "ledger": ("coordinator.cli.ledger", "tell where the job's time went"),
         "wait": ("coordinator.cli.wait", "wait until the job runs or has ended"),
         "restart": ("coordinator.cli.orders", "restart the job's processes"),

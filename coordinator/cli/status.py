@@ -65,6 +65,7 @@ def _print_job(job: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> None:
             f"{job['restarts_total']}; {job['restart_budget_remaining']} left in the window",
         ),
         ("waiting for", job["waiting_for"]),
+        ("offenders", _offenders(job["offenders"])),
         ("outcome", job["outcome_reason"]),
         ("incident", _incident(job["open_incident"])),
     ):
@@ -80,6 +81,15 @@ def _checkpoints(job: Mapping[str, Any]) -> str:
         return "none that every rank confirmed"
     found = ", ".join(f"{prefix} at step {step}" for prefix, step in sorted(newest.items()))
     return f"{found}, confirmed by every rank"
+
+
+def _offenders(records: list[Mapping[str, Any]]) -> str:
+    worst = sorted(records, key=lambda record: -float(record["score"]))[:PENDING_SHOWN]
+    return "; ".join(
+        f"{record['node']} {record['score']:.1f} ({many(record['strikes'], 'strike')}, the last: "
+        f"{record['last_cause']})"
+        for record in worst
+    )
 
 
 def _pending(item: Mapping[str, Any]) -> str:

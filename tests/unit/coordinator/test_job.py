@@ -26,6 +26,7 @@ from coordinator.events import (
 from coordinator.incidents import IncidentPhase, Outcome
 from coordinator.job import JobCore
 from coordinator.journal_format import DurableState, decode_state, encode_state
+from coordinator.offenders import Strike
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
 from scout.clock import Instant, after, seconds
@@ -1037,3 +1038,59 @@ def test_the_jobs_own_deadline_ends_it():
     assert bench.core.state.phase is JobPhase.FAILED
     assert "activeDeadlineSeconds" in bench.core.state.outcome_reason
     assert any(isinstance(command, Shutdown) for _, command in bench.sent)
+
+
+def test_an_observed_detector_stops_nothing_and_is_scored():
+    """A rule that is tried out in the night must not cost the night."""
+    bench = running(observed=frozenset({FaultKind.LOG_SLOW, FaultKind.PROCESS_STALL}))
+    assert set(bench.started(1)["node-0"].observed) == {"log_slow", "process_stall"}
+    bench.nodes["node-1"].breaks(FaultKind.LOG_SLOW, message="300 ms a step")
+    bench.nodes["node-1"].tell(state=AgentState.RUNNING)
+    bench.nodes["node-0"].steps(25, stalled=True)
+    bench.wait(5)
+    assert bench.core.state.phase is JobPhase.RUNNING
+    assert bench.core.state.generation == 1
+    bench.boot()
+    for node in bench.nodes.values():
+        node.dial()
+    bench.step(60)
+    bench.wait(61)
+    bench.step(61)
+    view = bench.core.view(bench.now)
+    told = {score.kind: score for score in view.observed_scores}
+    assert (told[FaultKind.LOG_SLOW].stops, told[FaultKind.LOG_SLOW].false_alarms) == (1, 1)
+    assert bench.incidents == {}
+
+
+def test_the_breaker_stops_mass_exclusion_and_a_person_still_may():
+    """One line that every kernel log prints would leave the job without a fleet."""
+    bench = running(nnodes=3, spares=3)
+    for index, name in enumerate(("node-0", "node-1", "node-2")):
+        bench.nodes[name].breaks(FaultKind.GPU_FATAL, scope=Scope.GPU, gpu=0)
+        bench.wait(2)
+        bench.step(30 + index)
+    assert list(bench.core.state.excluded) == ["node-0", "node-1"]
+    last = bench.incident(3).decision.reason
+    assert "node-2 would be left out too, but 2 of 6 nodes are already" in last
+    asked = OperatorAsked(action="exclude", who="ann", why="it smells", node="node-2")
+    bench.feed(asked)
+    bench.wait(2)
+    assert "node-2" in bench.core.state.excluded
+
+
+def test_a_node_that_broke_before_is_the_last_that_fills_a_gap():
+    """Strikes of other jobs are worth nothing if nobody looks at them."""
+    bench = running(spares=2)
+    at_ns = WALL_OFFSET_NS + bench.now
+    strikes = tuple(
+        Strike(node="node-3", cause="node_lost", at_ns=at_ns, weight=1.0, job="k", incident=str(n))
+        for n in range(2)
+    )
+    bench.core._desk.strikes = strikes
+    bench.nodes["node-1"].breaks(FaultKind.GPU_FATAL, scope=Scope.GPU, gpu=0)
+    bench.wait(2)
+    assert bench.core.state.world == ("node-0", "node-4", "node-2")
+    bench.step(26)
+    records = {record.node: record for record in bench.core.view(bench.now).offenders}
+    assert records["node-1"].strikes == 1
+    assert records["node-3"].strikes == 2

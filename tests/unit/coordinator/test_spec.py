@@ -108,8 +108,9 @@ def test_what_is_read_and_not_acted_on_is_said():
         "  ttlSecondsAfterFinished: -1, restartPolicy: {maxFullJobRestarts: 1,\n"
         "  maxNumRepeatOffendersToAvoid: 1, scaleUpSnoozeTimeInSeconds: 1}}\n"
     )
-    assert len(others.unsupported()) == 3
+    assert len(others.unsupported()) == 2
     settings = others.settings()
+    assert settings.offenders.avoid_max == 1
     assert (settings.active_deadline_s, settings.fault_deadline_s, settings.ttl_s) == (1, 1, -1)
     assert settings.restart.job_max == 1
     assert spec_of("nprocPerNode: 1\n").unsupported() == ()
@@ -158,7 +159,8 @@ def test_auto_is_one_worker_unless_the_command_line_says_otherwise():
             "elasticPolicy: {}",
             (
                 "job.yaml: elasticPolicy: this field does not exist; the fields here are name, "
-                "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy, exitPolicy"
+                "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy, exitPolicy, "
+                "detectorPolicy"
             ),
         ),
         (
@@ -357,3 +359,12 @@ def test_half_a_character_is_refused_where_it_stands():
     assert "line 4, column 13: an escape here is half of a character" in refused(
         BARE + 'nodePolicy: "\\uD800"\n'
     )
+
+
+def test_a_detector_is_observed_by_its_name():
+    """A detector that nobody trusts yet is switched off, and then nobody ever learns of it."""
+    kinds = spec_of("detectorPolicy: {observe: [process_stall, log_slow]}\n").settings().observed
+    assert {str(kind) for kind in kinds} == {"process_stall", "log_slow"}
+    for name in ("crash", "operator", "stall"):
+        said = refused(BARE + f"detectorPolicy: {{observe: [{name}]}}\n")
+        assert f"detectorPolicy.observe[0]: '{name}' is no detector; there are log_rule" in said
