@@ -348,10 +348,10 @@ def test_what_a_rank_is_busy_with_is_on_its_page(ranks):
         ("saving", Phase.CHECKPOINT, "write", False),
         ("eval", Phase.EVALUATE, "", False),
     ]
-    for word, phase, detail, is_limited in expected:
+    for word, *told in expected:
         one.reaches(0, word)
-        told = (phase, detail, is_limited)
-        one.shows(0, lambda said: tells(said) == told)  # noqa: B023 - called at once
+        said = one.shows(0, lambda said: tells(said) == tuple(told))  # noqa: B023 - called at once
+        assert [said.phase, said.detail, said.phase_limit_ns is not None] == told
         one.go(0)
     one.end()
 

@@ -108,6 +108,7 @@ def test_one_long_sleep_in_the_kernel_is_held(run):
     """A driver or a file server that does not answer holds its process like this."""
     looks = Looks(run(ASLEEP_C, "60000000").pid)
     until(lambda: (looks.look() or 0) > SECOND // 2)
+    assert looks.longest > SECOND // 2
 
 
 def test_many_short_sleeps_in_the_kernel_hold_nobody(run):

@@ -189,7 +189,8 @@ def test_a_rotated_log_is_followed(tmp_path):
             await until(lambda: kernel.watcher.available)
             kernel.path.rename(tmp_path / "kern.log.1")
             kernel.write(xid(79))
-            await kernel.found()
+            (finding,) = await kernel.found()
+            assert "79" in finding.message
 
     asyncio.run(scenario())
 
@@ -354,6 +355,8 @@ def test_the_kernels_own_log_is_read_record_by_record():
             await until(lambda: kernel.watcher.available)
             KMSG.write_text("outrider kernel log test\n")
             await until(lambda: kernel.watcher.counters.lines >= 1)
+            assert kernel.watcher.counters.lines >= 1
+            assert kernel.findings == []  # our own line is no fault
 
     asyncio.run(scenario())
 

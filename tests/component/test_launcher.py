@@ -221,7 +221,10 @@ def test_a_crash_takes_the_workers_children_with_it(tmp_path):
         node = Node(tmp_path, script, nproc=1)
         node.launcher.spawn(start_of())
         await node.wait(lambda: node.seen(WorkerExited))
-        await node.wait(lambda: gone(int(node.log(rank=1))))
+        child = int(node.log(rank=1))
+        await node.wait(lambda: gone(child))
+        assert [exited.cause for exited in node.seen(WorkerExited)] == [ExitCause(signal=9)]
+        assert not node.seen(WorkersGone), "the child went without being stopped"
         await node.close()
 
     asyncio.run(scenario())

@@ -184,6 +184,14 @@ def test_a_lost_device_comes_back_when_it_answers_again(node: Callable[..., Node
         lambda: any(isinstance(outcome, HealthCleared) for outcome in ours.outcomes), "recovery"
     )
     ours.until(lambda: ours.gpu(3).severity is Severity.HEALTHY, "health")
+    lost = {(index, metric) for index, metric in ours.fatal()}
+    cleared = {
+        (outcome.device.index, outcome.metric)
+        for outcome in ours.outcomes
+        if isinstance(outcome, HealthCleared)
+    }
+    assert {index for index, _ in lost} == {3}
+    assert cleared == lost
 
 
 def test_links_of_newer_devices_are_counted_by_their_fields(node: Callable[..., Node]) -> None:

@@ -167,6 +167,7 @@ def test_a_killed_rank_is_named_by_every_survivor(start, victim):
     job.stall(victim)  # the others wait for it
     survivors = [rank for rank in range(3) if rank != victim]
     until(lambda: all(job.named(rank) == [victim] for rank in survivors), "the dead to be named")
+    assert [job.named(rank) for rank in survivors] == [[victim], [victim]]
 
 
 def test_a_dead_observer_neither_stops_the_others_nor_is_named(start):
@@ -193,8 +194,10 @@ def test_an_observer_ends_with_its_training_process(start):
     """Processes left behind hold ports and pages of runs that are long over."""
     job = start()
     observers = [job.observer(rank) for rank in range(3)]
+    assert not any(gone(pid) for pid in observers)
     job.end()
     until(lambda: all(gone(pid) for pid in observers), "the observers to end")
+    assert all(gone(pid) for pid in observers)
 
 
 def test_a_script_without_a_main_guard_runs_once(start, tmp_path):

@@ -126,7 +126,7 @@ def test_a_mounted_configuration_that_is_swapped_behind_its_link_is_an_edit(tmp_
         (tmp_path / "data.new").symlink_to("v1")
         (tmp_path / "data.new").replace(tmp_path / "data")
         node.watch()
-        await node.saying_until("second words", 1)
+        assert (await node.saying_until("second words", 1)).line == "second words"
 
     play(tmp_path, scenario)
 

@@ -111,7 +111,8 @@ def test_what_was_written_before_the_watch_began_is_judged_too(play):
     async def scenario(node: Node) -> None:
         node.write(0, "FATAL\n")
         node.watch(FATAL)
-        await node.found()
+        (finding,) = await node.found()
+        assert (finding.line, finding.local_rank) == ("FATAL", 0)
 
     play(scenario)
 
@@ -167,7 +168,8 @@ def test_a_pattern_that_backtracks_elsewhere_leaves_the_loop_free(play):
     async def scenario(node: Node) -> None:
         node.watch({"name": "Nested", "logPattern": "(a+)+b"}, FATAL)
         node.write(0, "a" * 60_000 + "\n" + "FATAL\n")
-        await node.found()
+        (finding,) = await node.found()  # with backtracking the loop would never come back to it
+        assert finding.line == "FATAL"
 
     play(scenario)
 

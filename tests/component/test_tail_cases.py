@@ -170,7 +170,8 @@ def test_c6_lines_are_found_where_no_event_tells_of_them(tmp_path, monkeypatch):
     async def scenario(node: Node) -> None:
         node.watch(FATAL)
         append(node.path, "FATAL\n")
-        await node.found()
+        (finding,) = await node.found()
+        assert finding.line == "FATAL"
 
     play(scenario, Node(tmp_path))
 
