@@ -4,6 +4,7 @@ import re
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sidecar.config import ConfigError, check_node_config, load_node_config
@@ -184,7 +185,11 @@ def test_a_file_that_is_not_there_is_told_in_one_line(tmp_path):
 
 def test_a_configuration_made_by_a_command_line_is_checked_alike(write):
     """Flags would slip past what a file is held to."""
-    check_node_config(write(""))
+    config = write("")
+    assert check_node_config(config) is None
+    open_to_all = msgspec.structs.replace(config, http_host="0.0.0.0")
+    with pytest.raises(ConfigError, match=r"httpHost: 0\.0\.0\.0 can be reached"):
+        check_node_config(open_to_all)
 
 
 @pytest.mark.parametrize("text", ['host: "\\uD800"', "host: 2026-13-45", "host: " + "[" * 5000])
