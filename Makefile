@@ -14,7 +14,7 @@ TESTS_SIMULATION := $(wildcard tests/simulation)
 TESTS_WHOLE := $(wildcard tests/fuzz tests/component tests/scenarios tests/gpu)
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 setup:
 	@./bootstrap.sh

@@ -53,7 +53,10 @@ OPTION_OF_FIELD: Final = {
     "nodeName": "--node-name",
     "nprocPerNode": "--nproc-per-node",
     "coordinator": "--coordinator",
+    "host": "--host",
     "httpHost": "--http-host",
+    "labels": "--label",
+    "warmModules": "--warm-module",
     "logDir": "--log-dir",
     "runDir": "--run-dir",
     "kernelLog": "--kernel-log",
@@ -218,7 +221,7 @@ def _standalone(args: argparse.Namespace) -> int:
     own = ("outrider-standalone", secrets.token_hex(8))
     args.label.append(own)
     args.nproc_per_node = settings.nproc_per_node
-    args.host = args.host or "127.0.0.1"
+    args.host = "127.0.0.1" if args.host is None else args.host
     node = check_node(args, job=settings.job, url=args.coordinator)
     token = read_token(args.token_file)
 
@@ -265,13 +268,13 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         check_node_config,
     )
 
-    name = args.node_name or socket.gethostname()
+    name = socket.gethostname() if args.node_name is None else args.node_name
     config = NodeConfig(
         node_name=name,
         job=job,
         coordinator=url,
         command=(args.script, *args.arguments),
-        host=args.host or socket.gethostname(),
+        host=socket.gethostname() if args.host is None else args.host,
         http_host=args.http_host,
         http_port=args.http_port,
         nproc_per_node=args.nproc_per_node or 1,
@@ -302,9 +305,9 @@ def as_option(text: str) -> str:
     field, colon, reason = text.partition(": ")
     if not colon:
         return text
-    if field == "command":
-        return reason
     name = re.sub(r"\[.*", "", field)
+    if name == "command":
+        return reason
     option = "--gpu" if name == "gpus" else OPTION_OF_FIELD.get(name)
     return text if option is None else f"{option}: {reason}"
 

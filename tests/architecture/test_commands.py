@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -34,6 +35,21 @@ def test_every_make_command_of_the_readme_exists() -> None:
     """A target that was renamed leaves the reader with an error as the first impression."""
     named = {command.split()[1] for command in commands_of_readme() if command.startswith("make ")}
     assert named <= targets()
+
+
+def test_the_list_of_targets_stands_in_two_columns() -> None:
+    """A name that is longer than its column pushes its own explanation out of line."""
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout.splitlines()
+    told = [re.fullmatch(r"([a-z-]+)(  +)(\S.*)", line) for line in shown]
+    assert len(told) > 10
+    assert all(told), shown
+    assert len({line.start(3) for line in told if line}) == 1
 
 
 def test_ci_runs_exactly_the_readmes_test_command() -> None:
