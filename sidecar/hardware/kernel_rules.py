@@ -202,6 +202,9 @@ _HARDWARE: Final = (
           rf"{_SPEAKER}: (?:AER: )?PCIe Bus Error: severity="
           r"(?P<what>Uncorrect\w{2,4}|Correct\w{2,4})(?: \((?P<how>Fatal|Non-Fatal)\))?",
           "PCI Express error", "pcie {pci}", _pcie),
+    _rule(KernelKind.PCIE, _WARNING, "recover",
+          rf"{_SPEAKER}: AER: (?:can't recover|device recovery failed)",
+          "a PCI Express error could not be recovered from", "pcie {pci}"),
     _rule(KernelKind.PCIE, _WARNING, "DPC:",
           rf"{_SPEAKER}: DPC: (?:containment event|unmasked uncorrectable error)",
           "a port was shut to contain a PCI Express error", "pcie {pci}"),
@@ -227,6 +230,9 @@ _HARDWARE: Final = (
           r"(?:Memory failure|MCE) ?:? ?0x[0-9a-f]{1,16}: (?:Killing|Sending SIGBUS to) "
           r"(?P<name>.{1,64}):(?P<pid>\d{1,10}) due to hardware memory corruption",
           "the process held a page that the machine's memory lost", "memory"),
+    _rule(KernelKind.MACHINE_CHECK, _FATAL, "critical temperature reached",
+          r"thermal thermal_zone\d{1,4}: .{0,60}?critical temperature reached",
+          "the machine is so hot that it switches itself off", "machine"),
     _rule(KernelKind.MACHINE_CHECK, _WARNING, "temperature above threshold",
           r"(?:mce: )?CPU ?\d{1,5}: (?:Core|Package) temperature above threshold",
           "the processor is too hot and slows down", "processor"),

@@ -41,6 +41,10 @@ _SUFFIXED: Final = re.compile(r"([-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?) ?([KMBGTPE]
 _MAGNITUDES: Final[Mapping[str, int]] = MappingProxyType(
     {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12, "P": 15, "E": 18}
 )
+_DECIMAL_COMMA: Final = re.compile(
+    r"[-+]?(?:0,\d+|\d{1,3}(?:\.\d{3})+,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\d+)?", re.ASCII
+)
+"""A comma that parts no thousands: ``0,0001``, ``1.234,5``, ``2,34``."""
 _STUCK: Final = " \t,;:|()[]{}<>\"'%="
 
 
@@ -51,11 +55,10 @@ def number(text: str) -> float | None:
         bare = bare.removeprefix("tensor(").split(",")[0].strip(_STUCK)
     if not bare or len(bare) > NUMBER_CHARS_MAX or "_" in bare or not bare.isascii():
         return None
-    for candidate in (bare, bare.replace(",", "")):
-        try:
-            return float(candidate)
-        except ValueError:
-            continue
+    try:
+        return float(_with_point(bare) if "," in bare else bare)
+    except ValueError:
+        pass
     # Windows writes -nan(ind); "(" at the end was taken for prose above.
     odd = _NOT_FINITE.fullmatch(bare) or _NOT_FINITE.fullmatch(f"{bare})")
     if odd is not None:
@@ -69,6 +72,13 @@ def number(text: str) -> float | None:
         exact = "e" not in digits.lower()
         return float(f"{digits}e{magnitude}") if exact else float(digits) * 10.0**magnitude
     return None
+
+
+def _with_point(text: str) -> str:
+    """Return a number with commas as Python reads it; between threes of digits they say nothing."""
+    if _DECIMAL_COMMA.fullmatch(text):
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(",", "")
 
 
 def plain_number(data: bytes) -> float | None:
