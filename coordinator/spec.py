@@ -343,7 +343,11 @@ def load_job_spec(path: Path) -> JobSpec:
 
 def parse_job_spec(text: str, filename: str) -> JobSpec:
     """Return the spec in ``text``; ``filename`` stands in errors.  Raises `SpecError`."""
-    data = parse_yaml(text, filename)
+    return check_job_spec(parse_yaml(text, filename), filename)
+
+
+def check_job_spec(data: dict[str, Any], filename: str) -> JobSpec:
+    """Return the spec in plain ``data``.  Raises `SpecError`."""
     prefix = ""
     if "kind" in data or "apiVersion" in data:
         resource: _Resource = convert(data, _Resource, filename)

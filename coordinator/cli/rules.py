@@ -14,7 +14,7 @@ from typing import Any, Final
 from coordinator.cli.arguments import add_json
 from coordinator.cli.console import cell, console, print_json, table
 from coordinator.cli.errors import UserError
-from coordinator.cli.rules_file import AUTO, read_rules
+from coordinator.cli.rules_file import AUTO, read_document, rules_of, spec_problem
 from coordinator.wording import one_line
 
 PROBLEMS: Final = 1
@@ -106,7 +106,10 @@ def _list(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from sidecar.logs.rule_files import problems, usable  # noqa: PLC0415 - as above
 
-    given = read_rules(args.rules)
+    document = read_document(args.rules)
+    given = rules_of(document, args.rules)
+    if (wrong := spec_problem(document, args.rules)) is not None:
+        raise UserError(wrong)
     found = problems(given)
     slow = [rule.name for rule in usable(given) if not rule.pattern.literals]
     if args.json:

@@ -283,3 +283,16 @@ def test_suggest_says_so_when_nothing_fits(capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing\nof it\n")))
     out = answer(capsys, "rules", "suggest", "-")
     assert "it looks like no framework known here" in out
+
+
+def test_a_slip_elsewhere_in_a_whole_job_spec_is_found_too(capsys, tmp_path):
+    """A file that was checked and is refused at submission was checked in vain."""
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "name: job\nreplicaSpecs: [{name: w, replicas: 1}]\nrunPolicy:\n"
+        "  jobMaxRetryCuont: 3\n"
+        "  logMonitoringConfiguration: [{name: one, logPattern: 'loss (?P<loss>.*)'}]\n"
+    )
+    text = refusal(capsys, "rules", "check", path)
+    assert "runPolicy.jobMaxRetryCuont" in text
+    assert "did you mean jobMaxRetryCount?" in text
