@@ -110,7 +110,6 @@ class AgentCore:
         self._findings = Findings()
         self._port = 0
         self._port_asked = False
-        self._script_version = ""
         self._exit_code: int | None = None
         self._shut_by: Instant | None = None
         self._heartbeat = seconds(HEARTBEAT_DEFAULT_S)
@@ -164,7 +163,7 @@ class AgentCore:
             ranks=self._crew.statuses(now),
             checkpoints=self.checkpoints.confirmations(),
             checkpoint_types=self.checkpoints.declarations(),
-            script_version=self._script_version,
+            script_version=self._crew.script_version,
         )
 
     def _dispatch(self, event: Event, now: Instant) -> Sequence[Effect]:
@@ -295,7 +294,7 @@ class AgentCore:
         start = self._crew.start
         if event.generation != self._generation or start is None:
             return []
-        self._script_version = event.script_version
+        self._crew.script_version = event.script_version
         self._news = True
         size = start.nnodes * self.config.nproc_per_node
         watch = WatchLogs(generation=event.generation, rules=start.log_rules, world_size=size)

@@ -41,6 +41,8 @@ class Crew:
         """Those that ended with exit status 0."""
         self.start: Start | None = None
         """The last start that was obeyed."""
+        self.script_version = ""
+        """Of what the workers of that start run."""
 
     def rank(self, local_rank: int) -> int:
         """Return the global rank of a local one."""
