@@ -54,7 +54,12 @@ def judge(snapshots: Sequence[RankSnapshot], electorate: Collection[int], stall_
             return Agree()
         why = "every rank that answered makes progress"
         return Inconclusive(why=why, evidence=presence(scene))
-    return judge_machines(scene) or _compared(scene)
+    machines = judge_machines(scene)
+    if isinstance(machines, Attributed) and set(machines.ranks) <= scene.absent.keys():
+        # Nobody answers for them; yet somebody else may hold up all that do answer.
+        root = judge_roots(scene)
+        return root if isinstance(root, Attributed) else machines
+    return machines or _compared(scene)
 
 
 # --- what comparing says --------------------------------------------------------------------

@@ -71,7 +71,8 @@ def stops_by_itself(it: RankSnapshot, scene: Scene) -> bool:
         return False
     if it.heartbeat_age_ns is not None and it.heartbeat_age_ns > silence_ns(it, scene):
         return False
-    unknown = {other.rank for other in scene.ranks if not other.groups} | scene.mute
+    unknown = {other.rank for other in scene.ranks if not other.groups}
+    unknown |= scene.mute | scene.absent.keys()
     if it.rank in unknown and len(unknown) < len(scene.members):
         return False  # the others tell where they stand, and this one does not
     return not any(

@@ -20,7 +20,7 @@ from worker_shim.collectives import CollectiveWatch
 from worker_shim.flight_recorder import FlightRecorder
 from worker_shim.groups import Groups
 from worker_shim.layers import LayerWatch
-from worker_shim.patching import Patches, Watcher, imported
+from worker_shim.patching import Patches, Watcher, imported, is_traced
 from worker_shim.session import StepCounter
 from worker_shim.track import DETAIL_CODES, Before, Track
 
@@ -214,7 +214,7 @@ class StepWatch(Watcher):
 
     def install(self, patches: Patches, torch: ModuleType, optimizer: ModuleType) -> None:
         """Register with torch's hooks on every optimizer."""
-        self._is_compiling = torch.compiler.is_compiling
+        self._is_compiling = is_traced(torch)
         before = optimizer.register_optimizer_step_pre_hook(self._before)
         after = optimizer.register_optimizer_step_post_hook(self._after)
         patches.later(before.remove)

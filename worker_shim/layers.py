@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from scout.hang import Phase
-from worker_shim.patching import Patches, Watcher
+from worker_shim.patching import Patches, Watcher, is_traced
 from worker_shim.track import Track
 
 LAYERS_MAX: Final = 2
@@ -96,7 +96,7 @@ class LayerWatch(Watcher):
         super().__init__("forward and backward passes are")
         self._track = track
         self._torch = torch
-        self._is_compiling = torch.compiler.is_compiling
+        self._is_compiling = is_traced(torch)
         self._has_gradients = torch.is_grad_enabled
         self._handles: list[Any] = []
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -109,3 +109,13 @@ def imported(name: str) -> ModuleType | None:
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     return None if getattr(spec, "_initializing", False) else module
+
+
+def is_traced(torch: ModuleType) -> Callable[[], bool]:
+    """Return what is true only where torch traces the code that asks, and costs next to nothing.
+
+    ``torch.compiler.is_compiling`` is true in an export as well, where our hooks run as they are
+    and leave no trace anyway; it costs several calls.
+    """
+    asks: Callable[[], bool] | None = getattr(torch.compiler, "is_dynamo_compiling", None)
+    return torch.compiler.is_compiling if asks is None else asks
