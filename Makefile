@@ -1,6 +1,6 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
-.PHONY: bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
+.PHONY: bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
 .PHONY: metrics-reference alerts
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
@@ -64,6 +64,9 @@ distclean: clean  ## remove the virtual environment as well
 
 bench-hang: setup  ## every way in which one rank can hold the others up: who is named, how soon
 	$(BIN)/python -m benchmarks.hang_table --minutes $(or $(MINUTES),3) --only "$(ONLY)"
+
+bench-observer: setup  ## what is left of an exchange between observers when one dies: Gloo, and ours
+	$(BIN)/python -m benchmarks.observer_exchange
 
 bench-recovery: setup  ## kill -9 and SIGSTOP of a rank, against torchrun
 	$(BIN)/python -m benchmarks.recovery --trials $(or $(TRIALS),5) --stops $(or $(STOPS),3)
