@@ -23,6 +23,10 @@ class Thresholds:
     hung_s: int = 120
     stalled_for: str = "1m"
     """Outrider itself asks who it is at once; a minute later it has acted or cannot."""
+    observer_for: str = "1m"
+    """Observers find one another within seconds of their ranks' start."""
+    observer_silent_s: int = 60
+    """It writes every five seconds."""
     no_step_for: str = "10m"
     slow_for: str = "3m"
     ecc_corrected_per_hour: int = 100

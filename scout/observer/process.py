@@ -211,11 +211,19 @@ class Observer:
             "# HELP outrider_observer_reporting 1 while a verdict stands.",
             "# TYPE outrider_observer_reporting gauge",
             f"outrider_observer_reporting{labels} {int(state == 'reporting')}",
+            "# HELP outrider_observer_last_look_timestamp_seconds When it last wrote this.",
+            "# TYPE outrider_observer_last_look_timestamp_seconds gauge",
+            f"outrider_observer_last_look_timestamp_seconds{labels} {time.time():.0f}",
         ]
         return "\n".join(lines) + "\n"
 
     async def _end(self) -> None:
-        """Tell the others that the training process is gone, and let go."""
+        """Tell the others that the training process is gone, and let go.
+
+        The metrics go too: what is left of an observer that did not come here is an old file.
+        """
+        with contextlib.suppress(OSError):
+            Path(self._config.status).with_suffix(".prom").unlink(missing_ok=True)
         with contextlib.suppress(ExchangeError, TimeoutError):
             async with asyncio.timeout(LAST_WORD_S_MAX):
                 if self._exchange.port >= 0:
