@@ -1,0 +1,327 @@
+"""Every query of every dashboard on one hour of history, and whether it answers right."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from dashboards.build import DASHBOARDS, render
+from tests.history.story import (
+    BAD_GPU,
+    BAD_NODE,
+    BAD_RANK,
+    BEGIN_S,
+    CLUSTER,
+    HOUR_S,
+    HUNG_NODE,
+    HUNG_RANK,
+    JOB,
+    SCRAPE_S,
+    SDC_NODE,
+    SDC_RANK,
+    SLOW_NODE,
+    SLOW_RANK,
+    Story,
+)
+
+pytestmark = [
+    pytest.mark.component,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed"),
+]
+DEADLINE_S: Final = 120.0
+MACROS: Final = {"$__rate_interval": "2m", "$__range": "1h", "$__interval": "30s"}
+CHOSEN: Final = {
+    "cluster": ".*",
+    "training_job": JOB,
+    "node": ".+",
+    "gpu": ".+",
+    "incident": "llama-0001",
+    "coordinator": "http://127.0.0.1:8081",
+}
+PAGES: Final = {name: json.loads(render(builder)) for name, builder in DASHBOARDS.items()}
+QUIET: Final = {
+    "Suspects": "no fault is open at the end of the hour",
+    "Nodes not running": "the spare took the place of the broken one, which was left out",
+    "Firing alerts": "alerts are not part of an imported history",
+    "Partitioned nodes": "the network was well",
+    "Ranks behind": "every rank confirmed the same checkpoint",
+    "Other kernel records": "the kernel told Xids only",
+    "Refused messages": "nothing was refused",
+}
+"""Panels that are rightly empty at the end of this hour; each says so by its no-value text."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A Prometheus that holds the hour."""
+
+    url: str
+
+    def get(self, path: str, **query: str) -> Any:
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{query}: {json.load(error).get('error')}")
+
+    def at(self, minute: float, expr: str, **chosen: str) -> list[dict[str, Any]]:
+        """Return the instant vector of a dashboard's query, as of a minute of the hour."""
+        moment = BEGIN_S + minute * 60
+        result = self.get("query", query=filled(expr, chosen), time=str(moment))["result"]
+        return [{**it["metric"], "value": float(it["value"][1])} for it in result]
+
+    def over(self, expr: str, begin: float = 0, end: float = 60, **chosen: str) -> list[Any]:
+        """Return the series of a dashboard's query between two minutes."""
+        return self.get(
+            "query_range",
+            query=filled(expr, chosen),
+            start=str(BEGIN_S + begin * 60),
+            end=str(BEGIN_S + end * 60),
+            step=str(SCRAPE_S),
+        )["result"]
+
+
+def filled(expr: str, chosen: dict[str, str]) -> str:
+    """Return a query as Grafana would send it."""
+    for macro, value in MACROS.items():
+        expr = expr.replace(macro, value)
+    for name, value in {**CHOSEN, **chosen}.items():
+        expr = re.sub(rf"\${name}\b|\$\{{{name}\}}", lambda _, value=value: value, expr)
+    assert "$" not in expr, expr
+    return expr
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    """The hour, told, imported and served by a real Prometheus."""
+    folder = tmp_path_factory.mktemp("history")
+    Story().tell().write(folder / "hour.om")
+    subprocess.run(
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics",
+         str(folder / "hour.om"), str(folder / "tsdb")],
+        check=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    (folder / "prometheus.yml").write_text("global: {}\n", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    with (folder / "log").open("w") as log:
+        # An imported series has no end; a short look-back keeps what has gone from looking alive.
+        server = subprocess.Popen(
+            ["prometheus", f"--config.file={folder / 'prometheus.yml'}",
+             f"--storage.tsdb.path={folder / 'tsdb'}", "--storage.tsdb.retention.time=100y",
+             f"--web.listen-address=127.0.0.1:{port}",
+             f"--query.lookback-delta={SCRAPE_S // 3}s"],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url, folder / "log")
+        yield Past(url)
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def wait_for(url: str, log: Path) -> None:
+    due = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/-/ready", timeout=5):
+                return
+        except OSError:
+            assert time.monotonic() < due, log.read_text()[-2000:]
+            time.sleep(0.1)
+
+
+def panels(page: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in page["panels"]:
+        if panel["type"] not in ("row", "text"):
+            yield panel
+
+
+def panel(title: str, page: str) -> str:
+    """Return the first query of a panel."""
+    found = next(it for it in panels(PAGES[f"outrider-{page}.json"]) if it["title"] == title)
+    return str(found["targets"][0]["expr"])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_panel_answers(past: Past, name: str) -> None:
+    """A panel that nobody ever saw filled may be unable to."""
+    node = BAD_NODE if name == "outrider-node.json" else ".+"
+    empty = []
+    for it in panels(PAGES[name]):
+        found = 0
+        for target in it["targets"]:
+            if target.get("instant"):
+                found += len(past.at(60, target["expr"], node=node))
+            else:
+                found += len(past.over(target["expr"], node=node))
+        if not found:
+            empty.append(it["title"])
+    assert set(empty) <= set(QUIET), f"empty: {set(empty) - set(QUIET)}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_variable_lists_something(past: Past, name: str) -> None:
+    """An empty selector makes every panel below it empty."""
+    for variable in PAGES[name]["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+        assert asked is not None
+        values = past.get(f"label/{asked[2]}/values", **{"match[]": filled(asked[1], {})})
+        expected = {
+            "cluster": {CLUSTER},
+            "training_job": {JOB},
+            "node": {f"node-{place:02d}" for place in range(17)},
+            "gpu": {str(gpu) for gpu in range(8)},
+            "incident": {f"llama-{number:04d}" for number in (1, 2, 3)},
+        }[variable["name"]]
+        assert set(values) == expected, variable["name"]
+
+
+def test_annotations_mark_the_incidents_and_nothing_else(past: Past) -> None:
+    """A mark beside every step is a mark nobody sees."""
+    for mark in PAGES["outrider-overview.json"]["annotations"]["list"]:
+        assert past.over(mark["expr"], 0, 26) == [], mark["name"]
+        assert past.over(mark["expr"], 32, 45) == [], mark["name"]
+        assert past.over(mark["expr"], 26, 32), mark["name"]
+        assert past.over(mark["expr"], 52, 56), mark["name"]
+
+
+# --- thirty seconds: state, suspects, confirmation, action ------------------------------------
+
+
+def test_half_a_minute_into_the_fault_the_suspect_has_a_name(past: Past) -> None:
+    """Whoever is woken looks here first; a second row, or none, costs the night."""
+    (suspect,) = past.at(27.5, panel("Suspects", "overview"))
+    assert {key: suspect[key] for key in ("node", "gpu", "rank", "kind", "reason", "action")} == {
+        "node": BAD_NODE,
+        "gpu": str(BAD_GPU),
+        "rank": str(BAD_RANK),
+        "kind": "gpu_fatal",
+        "reason": "Xid79",
+        "action": "process_level_restart",
+    }
+    assert suspect["value"] / 1000 == pytest.approx(BEGIN_S + 27 * 60, abs=1)
+    assert [it["value"] for it in past.at(27.5, panel("Open faults", "overview"))] == [1]
+    assert past.at(26.5, panel("Suspects", "overview")) == []
+    assert [it["value"] for it in past.at(26.5, panel("Open faults", "overview"))] == [0]
+
+
+def test_the_matrix_has_one_red_cell_and_it_is_the_right_one(past: Past) -> None:
+    """A wall of colours tells nobody where to go."""
+    cells = past.at(28, panel("GPU health", "overview"))
+    assert len(cells) == 17 * 8
+    fatal = [(it["node"], it["gpu"]) for it in cells if it["value"] == 3]
+    assert fatal == [(BAD_NODE, str(BAD_GPU))]
+
+
+def test_the_node_s_page_shows_what_led_up_to_it(past: Past) -> None:
+    """Corrected errors that grew for three minutes were the warning."""
+    corrected = past.over(panel("Memory errors", "node"), 22, 26.5, node=BAD_NODE)
+    grew = [
+        (it["metric"]["gpu"], it["metric"]["type"])
+        for it in corrected
+        if any(float(value) > 0 for _, value in it["values"])
+    ]
+    assert grew == [(str(BAD_GPU), "corrected")]
+    (margin,) = [
+        it
+        for it in past.at(26, panel("Temperature margin", "node"), node=BAD_NODE)
+        if it["gpu"] == str(BAD_GPU)
+    ]
+    assert margin["value"] == 10
+    xids = past.at(28, panel("Xid errors", "node"), node=BAD_NODE)
+    assert [(it["gpu"], it["xid"], it["value"]) for it in xids] == [(str(BAD_GPU), "79", 1)]
+    excluded = past.at(30, panel("Excluded nodes", "overview"))
+    assert [it["node"] for it in excluded] == [BAD_NODE]
+
+
+def test_the_slow_rank_stands_at_the_top_of_the_slow_ones(past: Past) -> None:
+    """Everybody is slow when one is; only the ratio says who."""
+    first = max(past.at(41, panel("Slowest ranks", "localize")), key=lambda it: it["value"])
+    assert (first["node"], first["rank"]) == (SLOW_NODE, str(SLOW_RANK))
+    assert first["value"] == pytest.approx(1.42)
+    rules = past.over(panel("Log rules", "localize"), 39, 42)
+    assert [(it["metric"]["node"], it["metric"]["rule"]) for it in rules] == [
+        (SLOW_NODE, "StepTime")
+    ]
+    assert past.over(panel("Log rules", "localize"), 30, 37) == []
+
+
+def test_in_a_hang_all_are_silent_and_one_is_named(past: Past) -> None:
+    """The first rank to go silent is one of a hundred and twenty-eight."""
+    (silence,) = past.at(47, panel("Longest silence", "overview"))
+    assert silence["value"] > 50
+    (suspect,) = past.at(47.5, panel("Suspects", "localize"))
+    assert (suspect["node"], suspect["rank"]) == (HUNG_NODE, str(HUNG_RANK))
+    assert suspect["kind"] == "process_stall"
+    assert "stopped" in suspect["reason"]
+
+
+def test_a_rank_that_computes_something_else_is_named(past: Past) -> None:
+    """Silent corruption is silent everywhere else."""
+    (suspect,) = past.at(52.5, panel("Suspects", "overview"))
+    assert (suspect["node"], suspect["rank"]) == (SDC_NODE, str(SDC_RANK))
+    assert suspect["reason"] == "SilentDataCorruption"
+
+
+def test_the_recovery_page_adds_the_hour_up(past: Past) -> None:
+    """A report to whoever pays must agree with what happened."""
+    (escalation,) = past.at(60, panel("Escalations", "recovery"))
+    assert (escalation["from"], escalation["to"]) == ("process_level_restart", "job_level_restart")
+    faults = {it["kind"]: round(it["value"]) for it in past.at(60, panel("Faults", "recovery"))}
+    assert faults == {"gpu_fatal": 1, "process_stall": 1, "worker_reported": 1}
+    phases = past.at(60, panel("Mean time per recovery phase", "recovery"))
+    slowest = max(phases, key=lambda it: it["value"])
+    assert slowest["phase"] == "first_step"
+    accounts = past.at(60, f'outrider_job_time_seconds_total{{training_job="{JOB}"}}')
+    held = past.at(60, f'outrider_job_time_held_seconds{{training_job="{JOB}"}}')
+    whole = sum(it["value"] for it in accounts) + held[0]["value"]
+    assert whole == pytest.approx(HOUR_S, abs=1)
+    causes = {it["cause"] for it in past.at(60, panel("Device time lost by cause", "recovery"))}
+    assert causes - {"start"} == {"gpu_fatal", "process_stall", "worker_reported"}
+    goodput = past.at(60, panel("Goodput, 1 h", "overview"))
+    assert 0.8 < goodput[0]["value"] < 0.95
+
+
+def test_the_incident_s_page_tells_it_from_beginning_to_end(past: Past) -> None:
+    """Who comes to it in the morning has only this."""
+    (facts,) = past.at(60, panel("Incident", "incident"))
+    assert (facts["node"], facts["gpu"], facts["outcome"]) == (BAD_NODE, str(BAD_GPU), "recovered")
+    spans = past.at(60, panel("Seconds after the fault", "incident"))
+    assert len(spans) == 9
+    last = max(spans, key=lambda it: it["value"])
+    assert last["milestone"] == "first_step"
+    assert 60 < last["value"] < 180
+    evidence = past.at(60, panel("Evidence", "incident"))
+    assert any(it["side"] == "for" and it["surface"] == "gpu" for it in evidence)
+    (hung,) = [
+        it
+        for it in past.at(60, panel("Where every rank stood", "incident"), incident="llama-0002")
+        if it.get("mark") == "culprit"
+    ]
+    assert (hung["rank"], hung["node"]) == (str(HUNG_RANK), HUNG_NODE)
+    assert len(past.at(60, panel("Grouped stacks", "incident"))) >= 1
+
+
+def test_the_history_is_the_same_every_time() -> None:
+    """A test that passes on a lucky hour proves nothing."""
+    first, second = Story().tell(until_s=120), Story().tell(until_s=120)
+    assert first.series == second.series
+    assert first.samples > 10_000
