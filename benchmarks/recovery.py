@@ -1,8 +1,9 @@
-"""How fast a job trains again after kill -9 and after SIGSTOP of one of its two ranks.
+"""How fast a job trains again after one of its two ranks is killed, stopped, or raises.
 
 Outrider and torchrun run the same script with the same torch on the same machine, in alternating
-blocks of one run.  The clock starts just before the signal and stops at the last rank's first step
-by a new process.  Prints a table, and last one line of JSON.
+blocks of one run.  The clock starts just before the fault and stops at the last rank's first step
+after it: by a new process, or after an in-process restart by an old one.  Prints a table, and last
+one line of JSON.
 
     make bench-recovery [TRIALS=5] [STOPS=3]
 """
@@ -33,6 +34,7 @@ GROUP_TIMEOUT_S = 10
 WITHIN_S = 120.0
 STEADY_STEPS = 40
 FAULTS_PER_RUN = 5
+IN_PROCESS = "outrider, in-process"
 SPEC = """\
 name: bench
 nprocPerNode: 1
@@ -126,7 +128,7 @@ def start_torchrun(run: Run, *, share_store: bool) -> None:
         time.sleep(0.3)
 
 
-def start_outrider(run: Run, *, warm: bool) -> None:
+def start_outrider(run: Run, *, warm: bool, in_process: bool = False) -> None:
     """Start a coordinator and two sidecars."""
     spec, state = run.folder / "job.yaml", run.folder / "state"
     spec.write_text(SPEC)
@@ -153,7 +155,7 @@ def start_outrider(run: Run, *, warm: bool) -> None:
                 *("--log-dir", str(folder / "logs"), "--run-dir", str(folder / "run")),
                 *("--kernel-log", str(folder / "kern.log")),
                 *([] if warm else ["--no-warm-workers"]),
-                *("--", str(SCRIPT)),
+                *("--", str(SCRIPT), *(["--in-process"] if in_process else [])),
             ],
         )
 
@@ -168,6 +170,7 @@ SYSTEMS: dict[str, Callable[[Run], None]] = {
     "torchrun, own store": lambda run: start_torchrun(run, share_store=False),
     "outrider, cold": lambda run: start_outrider(run, warm=False),
     "outrider": lambda run: start_outrider(run, warm=True),
+    IN_PROCESS: lambda run: start_outrider(run, warm=True, in_process=True),
 }
 
 
@@ -200,44 +203,73 @@ def steady(run: Run) -> dict[int, int]:
         count: dict[int, int] = {}
         for item in run.records():
             latest[item["rank"]] = item["pid"]
+            if item["event"] == "block":
+                count[item["pid"]] = 0
             if item["event"] == "step":
                 count[item["pid"]] = count.get(item["pid"], 0) + 1
         enough = all(count.get(pid, 0) >= STEADY_STEPS for pid in latest.values())
         return latest if len(latest) == 2 and enough else None  # noqa: PLR2004 - two ranks
 
     pids: dict[int, int] = _until("steady training", found)
-    if run.name == "outrider":
+    if run.name in {"outrider", IN_PROCESS}:
         _until("warm workers", lambda: _warmed_up(run))
     return pids
 
 
-def inject(run: Run, number: signal.Signals) -> dict[str, float]:
-    """Signal rank 1 and return the seconds to each phase of the recovery."""
+def kill(_run: Run, pid: int) -> None:
+    """Kill the process of rank 1."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop(_run: Run, pid: int) -> None:
+    """Stop the process of rank 1: it is there, and nothing moves."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def fail(run: Run, _pid: int) -> None:
+    """Let rank 1 raise at its next step."""
+    (run.folder / "raise-1").touch()
+
+
+def inject(run: Run, act: Callable[[Run, int], None]) -> dict[str, float]:
+    """Break rank 1 and return the seconds to each phase of the recovery."""
     before = steady(run)
     incidents = _incident_count(run)
     began = time.monotonic_ns()
     wall = time.time_ns()
-    os.kill(before[1], number)
+    act(run, before[1])
 
     def back() -> list[dict[str, Any]] | None:
-        fresh = [
-            item
-            for item in run.records()
-            if item["pid"] not in before.values() and item["ns"] > began
-        ]
+        fresh = _anew([item for item in run.records() if item["ns"] > began])
         stepped = {item["rank"] for item in fresh if item["event"] == "step"}
         return fresh if stepped == {0, 1} else None
 
     fresh = _until("recovery", back)
     phases = {}
-    for event in ("python", "imported", "group", "step"):
-        firsts = [
-            min(item["ns"] for item in fresh if item["rank"] == rank and item["event"] == event)
+    for event in ("python", "imported", "block", "group", "step"):
+        firsts = {
+            rank: min(
+                item["ns"] for item in fresh if (item["rank"], item["event"]) == (rank, event)
+            )
             for rank in (0, 1)
-        ]
-        phases[event] = (max(firsts) - began) / 1e9
+            if any((item["rank"], item["event"]) == (rank, event) for item in fresh)
+        }
+        if firsts:  # a process that stayed has nothing to import
+            phases[event] = (max(firsts.values()) - began) / 1e9
     phases.update(_incident_phases(run, incidents, wall))
     return phases
+
+
+def _anew(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what belongs to the runs that began in ``records``, by new processes or old ones."""
+    begun: set[int] = set()
+    found = []
+    for item in records:
+        if item["event"] in {"python", "block"}:
+            begun.add(item["pid"])
+        if item["pid"] in begun:
+            found.append(item)
+    return found
 
 
 def _incident_count(run: Run) -> int:
@@ -267,7 +299,7 @@ def _incident_phases(run: Run, before: int, wall: int) -> dict[str, float]:
 
 
 def measure(
-    number: signal.Signals, names: list[str], trials: int
+    act: Callable[[Run, int], None], names: list[str], trials: int
 ) -> dict[str, list[dict[str, float]]]:
     """Alternate over the systems in blocks until each has had ``trials`` faults."""
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
@@ -281,7 +313,7 @@ def measure(
                 for _ in range(block):
                     tried[name] += 1
                     try:
-                        results[name].append(inject(run, number))
+                        results[name].append(inject(run, act))
                     except TimeoutError as error:
                         print(f"{name}: no {error} within {WITHIN_S:g} s")
                         break
@@ -299,17 +331,8 @@ def median(results: list[dict[str, float]], key: str) -> float:
 
 def show(title: str, results: dict[str, list[dict[str, float]]], trials: int) -> None:
     """Print one table of medians."""
-    keys = [
-        "detect",
-        "localize",
-        "capture",
-        "stop",
-        "assign",
-        "python",
-        "imported",
-        "group",
-        "step",
-    ]
+    ours = ["detect", "localize", "capture", "stop", "assign"]
+    keys = [*ours, "python", "imported", "block", "group", "step"]
     print(f"\n{title}: medians, seconds since the signal (detect..assign: each phase's own span)")
     print(f"{'':<22}{'recovered':>10}" + "".join(f"{key:>10}" for key in keys))
     for name, rows in results.items():
@@ -327,16 +350,26 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5, help="kills of each system")
     parser.add_argument("--stops", type=int, default=3, help="SIGSTOPs of each system")
     args = parser.parse_args()
-    kills = measure(signal.SIGKILL, list(SYSTEMS), args.trials)
+    kills = measure(kill, list(SYSTEMS), args.trials)
     show("kill -9 of one of two ranks", kills, args.trials)
-    stops = measure(signal.SIGSTOP, ["torchrun, own store", "outrider"], args.stops)
+    raised = measure(fail, ["torchrun, own store", IN_PROCESS], args.trials)
+    show("an exception in one of two ranks", raised, args.trials)
+    names = ["torchrun, own store", "outrider", IN_PROCESS]
+    stops = measure(stop, names, args.stops)
     show(f"SIGSTOP of one of two ranks (group time-out {GROUP_TIMEOUT_S} s)", stops, args.stops)
-    ours = kills["outrider"] + stops["outrider"]
+    ours = [
+        rows
+        for table in (kills, raised, stops)
+        for name, rows in table.items()
+        if name in {"outrider", IN_PROCESS}
+    ]
     results = {
         "kill_ratio_vs_torchrun": _ratio(kills),
         "sigstop_ratio_vs_torchrun": _ratio(stops),
-        "recovered": len(ours),
-        "recovered_of": args.trials + args.stops,
+        "in_process_ratio_vs_torchrun": _ratio(raised, IN_PROCESS),
+        "in_process_kill_ratio_vs_torchrun": _ratio(kills, IN_PROCESS),
+        "recovered": sum(len(rows) for rows in ours),
+        "recovered_of": 3 * args.trials + 2 * args.stops,
         "detect_ms_p50": round(median(kills["outrider"], "detect") * 1e3, 1),
         "stop_ms_p50": round(median(kills["outrider"], "stop") * 1e3, 1),
         "peers": {
@@ -347,11 +380,11 @@ def main() -> None:
     print(json.dumps({"benchmark": "recovery", "results": results}))
 
 
-def _ratio(results: dict[str, list[dict[str, float]]]) -> float:
+def _ratio(results: dict[str, list[dict[str, float]]], ours: str = "outrider") -> float:
     """Return ours against the better of torchrun's two ways to keep its store."""
     torchrun = [median(rows, "step") for name, rows in results.items() if "torchrun" in name]
     best = min(value for value in torchrun if not math.isnan(value))
-    return round(median(results["outrider"], "step") / best, 3)
+    return round(median(results[ours], "step") / best, 3)
 
 
 if __name__ == "__main__":

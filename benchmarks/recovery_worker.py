@@ -4,9 +4,11 @@ Writes a line of JSON for each thing it does, with the machine's monotonic clock
 driver can tell launcher, interpreter, imports, process group and first step apart.
 """
 
+import contextlib
 import datetime as dt
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -17,13 +19,19 @@ worker_shim.attach()
 RECORDS = os.open(
     os.environ["BENCH_DIR"] + "/records.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
 )
-RANK = int(os.environ["RANK"])
 STEPS_PER_CHECKPOINT = 10
+IN_PROCESS = "--in-process" in sys.argv
+"""Run in a restartable block, and fail by an exception when the driver asks for it."""
+
+
+def rank() -> int:
+    """Return this process's rank; an in-process restart may change it."""
+    return int(os.environ["RANK"])
 
 
 def record(event: str, **more: int) -> None:
     """Append one line, whole."""
-    line = {"event": event, "ns": time.monotonic_ns(), "rank": RANK, "pid": os.getpid(), **more}
+    line = {"event": event, "ns": time.monotonic_ns(), "rank": rank(), "pid": os.getpid(), **more}
     os.write(RECORDS, (json.dumps(line) + "\n").encode())
 
 
@@ -38,6 +46,7 @@ record("imported")
 
 def main() -> None:
     """Train until somebody ends us."""
+    record("block")
     torch.set_num_threads(1)
     timeout = dt.timedelta(seconds=float(os.environ["BENCH_GROUP_TIMEOUT_S"]))
     dist.init_process_group("gloo", timeout=timeout)
@@ -58,6 +67,7 @@ def main() -> None:
     step = int(agreed)
     while True:
         time.sleep(0.02)
+        fail_if_asked(folder)
         parallel(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -67,10 +77,18 @@ def main() -> None:
             save(folder, step, model)
 
 
+def fail_if_asked(folder: Path) -> None:
+    """Raise, once, when the driver has left a file for this rank."""
+    order = folder / f"raise-{rank()}"
+    with contextlib.suppress(FileNotFoundError):
+        order.unlink()
+        raise ValueError("asked to fail")
+
+
 def save(folder: Path, step: int, model: torch.nn.Module) -> None:
     """Save atomically on rank 0, then say on every rank that it is there."""
     path = folder / f"state-{step:08d}.pt"
-    if RANK == 0:
+    if rank() == 0:
         partial = path.with_suffix(".partial")
         torch.save({"step": step, "model": model.state_dict()}, partial)
         partial.replace(path)
@@ -80,4 +98,7 @@ def save(folder: Path, step: int, model: torch.nn.Module) -> None:
     worker_shim.checkpoint_saved(step, path)
 
 
-main()
+if IN_PROCESS:
+    worker_shim.restartable(main)()
+else:
+    main()

@@ -25,6 +25,8 @@ from sidecar.api import AgentState, Command, FaultKind, FaultReport, StatusRepor
 REDIAL_WAIT_MAX: Final = Duration(7 * SECOND)
 """Longest pause of a sidecar between two tries to reach its coordinator, and a margin: a restarted
 coordinator counts nobody's lease before everybody had a try."""
+SPOKEN_WITHIN: Final = Duration(50_000_000)
+"""A worker's own report is one message and travels for milliseconds; 50 ms are for a busy node."""
 RESEND_AFTER: Final = Duration(1 * SECOND)
 """A command whose effect has not been seen is sent again after this time."""
 
@@ -149,6 +151,7 @@ class Desk:
         return Round(
             id=self._rounds,
             settle_until=after(now, seconds(self.settings.settle_s)),
+            spoken_until=after(now, min(SPOKEN_WITHIN, seconds(self.settings.settle_s))),
             deadline=after(now, seconds(wait_s)),
             evidence_wait=seconds(self.settings.evidence_budget_s),
         )

@@ -27,6 +27,8 @@ class Round:
 
     id: int
     settle_until: Instant
+    spoken_until: Instant
+    """When the other ranks have said what they have to say of themselves."""
     deadline: Instant
     evidence_wait: Duration
     asked: set[str] = field(default_factory=set)
@@ -94,6 +96,8 @@ class Round:
         culprit = finding.culprit
         if culprit is None:
             return False
+        if culprit.kind is FaultKind.WORKER_REPORTED and finding.confidence not in _WEAK:
+            return now >= self.spoken_until  # it says so of itself, and not that a peer was lost
         return culprit.kind in _SELF_EVIDENT or any(
             fault.report.exit is not None
             and fault.report.exit.signal in _DEADLY_SIGNALS
@@ -119,6 +123,6 @@ class Round:
 
     def next_deadline(self, now: Instant) -> Instant:
         """Return when to look again."""
-        due = [self.settle_until, self.deadline]
+        due = [self.spoken_until, self.settle_until, self.deadline]
         due += [] if self.evidence_until is None else [self.evidence_until]
         return min((it for it in due if it > now), default=max(due))

@@ -17,7 +17,6 @@ Without a sidecar the block runs once, as if nothing stood around it.
 
 import contextlib
 import functools
-import gc
 import logging
 import os
 import signal
@@ -30,7 +29,12 @@ from types import FrameType, TracebackType
 from typing import Final, ParamSpec, Self, TypeVar, overload
 
 from worker_shim.attachment import ATTACHMENT, Session
-from worker_shim.break_free import call_off_collectives, connections, destroy_groups
+from worker_shim.break_free import (
+    call_off_collectives,
+    collect_garbage,
+    connections,
+    destroy_groups,
+)
 from worker_shim.client import Client
 from worker_shim.messages import (
     Ack,
@@ -148,8 +152,7 @@ class _Block:
         if self._client is None:
             return
         message = AtBarrier(local_rank=self._session.local_rank, epoch=self._epoch)
-        # Cycles keep the last run's tensors and groups alive; the wait is a good time for them.
-        start = self._client.await_answer(message, gc.collect, lambda: False)
+        start = self._client.await_answer(message, collect_garbage, lambda: False)
         if not isinstance(start, JobStart):
             self._session.warn_once("the sidecar knows of no barrier: the block runs once")
             self._client = None

@@ -8,7 +8,11 @@ from sidecar.api import EvidenceReport, ProgressReport
 
 def a_round() -> Round:
     return Round(
-        id=4, settle_until=Instant(300), deadline=Instant(1000), evidence_wait=Duration(500)
+        id=4,
+        settle_until=Instant(300),
+        spoken_until=Instant(50),
+        deadline=Instant(1000),
+        evidence_wait=Duration(500),
     )
 
 
