@@ -24,6 +24,7 @@ from scout.observer.config import ObserverConfig
 from scout.observer.exchange import Exchange, ExchangeError, exchange_for, write_whole
 from scout.observer.rounds import Rounds
 from scout.observer.words import Word
+from scout.page_snapshot import with_progress
 from scout.phases_learned import DeadlinePolicy, LearnedPhases
 from scout.progress import PageReader, Progress, ProgressPageError
 from scout.report import Place, report
@@ -122,7 +123,7 @@ class Observer:
             held_ns=self._held.observe(state, slept, now),
         )
         progress = self._progress()
-        seen = blank if progress is None else _snapshot(blank, progress, now)
+        seen = blank if progress is None else with_progress(blank, progress, now)
         self._learned.learn(seen, now)
         seen = replace(
             seen,
@@ -231,24 +232,6 @@ class Observer:
         await self._exchange.close()
         if self._reader is not None:
             self._reader.close()
-
-
-def _snapshot(blank: RankSnapshot, progress: Progress, now: Instant) -> RankSnapshot:
-    return replace(
-        blank,
-        step=progress.step,
-        phase=progress.phase,
-        collective_seq=progress.collective_seq,
-        progress_age_ns=_age(progress.progress_ns, now),
-        heartbeat_age_ns=_age(progress.beat_ns, now),
-        phase_limit_ns=progress.phase_limit_ns,
-        phase_started_age_ns=_age(progress.phase_started_ns, now),
-        groups=progress.groups,
-    )
-
-
-def _age(then_ns: int | None, now: Instant) -> int | None:
-    return None if then_ns is None else max(0, now - then_ns)
 
 
 def _now() -> Instant:

@@ -13,14 +13,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from scout.clock import Instant, since
+from scout.clock import Instant
 from scout.hang import RankSnapshot
 from scout.held import ASLEEP, HeldWatch
 from scout.kernel_sleep import sleeps
+from scout.page_snapshot import with_progress
 from scout.progress import PageReader, Progress, ProgressPageError, create_page
 from sidecar.events import ProgressObserved
 from sidecar.workers.processes import process_state, read_process
@@ -136,19 +137,7 @@ class ProgressPages:
             held_ns=page.held.observe(state, slept, now),
         )
         progress = _read(page)
-        if progress is None:
-            return blank
-        return replace(
-            blank,
-            step=progress.step,
-            phase=progress.phase,
-            collective_seq=progress.collective_seq,
-            progress_age_ns=_age(progress.progress_ns, now),
-            heartbeat_age_ns=_age(progress.beat_ns, now),
-            phase_limit_ns=progress.phase_limit_ns,
-            phase_started_age_ns=_age(progress.phase_started_ns, now),
-            groups=progress.groups,
-        )
+        return blank if progress is None else with_progress(blank, progress, now)
 
 
 async def tick_pages(
@@ -173,10 +162,6 @@ def _read(page: Page) -> Progress | None:
         page.reader.close()
         page.reader = None
         return None
-
-
-def _age(then_ns: int | None, now: Instant) -> int | None:
-    return None if then_ns is None else since(Instant(then_ns), now)
 
 
 def _page_folder(job: str, node: str, identity: str) -> Path:

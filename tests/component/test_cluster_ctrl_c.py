@@ -5,10 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.component.waiting import await_that
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
@@ -29,13 +30,6 @@ def processes_naming(folder: Path) -> dict[int, str]:
 
 def pages() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("outrider-demo-*")}
-
-
-def await_that(what, condition):
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline, f"still waiting: {what}"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("moment", ["reference", "training"])

@@ -2,17 +2,16 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from coordinator.demo.cluster import Cluster, Layout
+from tests.component.waiting import await_that
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "pytorch_ddp" / "train.py"
-WITHIN_S = 200.0
 SPEC = """\
 name: demo
 nprocPerNode: 1
@@ -23,14 +22,6 @@ progressPolicy:
   stallTimeoutSeconds: 4
   evidenceBudgetSeconds: 30  # a busy machine is no claim of this test
 """
-
-
-def await_that(what, condition):
-    deadline = time.monotonic() + WITHIN_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"still waiting: {what}"
-        time.sleep(0.1)
-    return found
 
 
 def test_a_stopped_rank_is_shown_in_its_line_beside_the_others(tmp_path):

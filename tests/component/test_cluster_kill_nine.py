@@ -7,7 +7,6 @@ with torch on gloo; processes die by real signals.
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,11 +14,11 @@ import pytest
 
 from coordinator.demo.cluster import Cluster, Layout
 from sidecar.workers.processes import process_state
+from tests.component.waiting import await_that
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "pytorch_ddp" / "train.py"
-WITHIN_S = 120.0
 SPEC = """\
 name: demo
 nprocPerNode: 1
@@ -40,14 +39,6 @@ def two_nodes_and_a_spare(folder: Path):
     with cluster:
         await_step(cluster, 10)
         yield cluster
-
-
-def await_that(what, condition):
-    deadline = time.monotonic() + WITHIN_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"still waiting: {what}"
-        time.sleep(0.1)
-    return found
 
 
 def await_step(cluster: Cluster, step: int) -> dict:

@@ -5,17 +5,16 @@ Two nodes train a small DDP model on gloo; faults are signals, exceptions, and a
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from coordinator.demo.cluster import Cluster, Layout
+from tests.component.waiting import await_that
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).with_name("restart_job.py")
-WITHIN_S = 120.0
 SPEC = """\
 name: demo
 nprocPerNode: 1
@@ -79,14 +78,6 @@ class Job:
 
     def _newest(self) -> int:
         return max((it["step"] for it in self.cluster.job()["complete_checkpoints"]), default=0)
-
-
-def await_that(what, condition):
-    deadline = time.monotonic() + WITHIN_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"still waiting: {what}"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture(scope="module")
