@@ -8,6 +8,7 @@ It decides nothing about what follows, and it reads no clock.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -112,6 +113,19 @@ def _hardware(case: FaultCase) -> Finding | None:
             more = f"; the same was reported of {', '.join(also)}" if also else ""
             return case.named(found[0], say(found[0], case) + more)
     return None
+
+
+def _corruption(case: FaultCase) -> Finding | None:
+    """Name whom the ranks' own comparison names, if all that name somebody name the same."""
+    found = case.of(FaultKind.SDC)
+    if not found:
+        return None
+    named = sorted({it.report.rank for it in found if it.report.rank is not None})
+    told = next((it for it in found if it.report.rank is not None), found[0])
+    if len(named) != 1 or not 0 <= named[0] < case.world_size:
+        return case.nobody(f"values differ between ranks, and nobody is named: {say(told, case)}")
+    guilty = replace(told, node=case.world[named[0] // case.nproc])
+    return case.named(guilty, say(told, case))
 
 
 def _non_finite(case: FaultCase) -> Finding | None:
@@ -235,6 +249,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     _person,
     _preempted,
     _hardware,
+    _corruption,
     _non_finite,
     _mismatch,
     _crash,

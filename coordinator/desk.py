@@ -19,6 +19,7 @@ from coordinator.offenders import Standing, Strike, breaker, standings
 from coordinator.phases import JobPhase
 from coordinator.picture import furthest_step
 from coordinator.settings import JobSettings
+from coordinator.trusted_steps import verified_by
 from scout.clock import SECOND, Duration, Instant, after, seconds, since
 from sidecar.api import AgentState, Command, FaultKind, FaultReport, StatusReport
 
@@ -190,6 +191,8 @@ class Desk:
             for declared in report.checkpoint_types:
                 kind = declared.checkpoint_type
                 self.ledger.declare(declared.prefix, kind, ranks, declared.ranks)
+        if report.generation == self.memory.state.generation:
+            self.memory.steps_verified(verified_by(report, self.memory.state.verified_steps))
         for item in report.checkpoints:
             self.ledger.confirm(
                 item.prefix,

@@ -33,6 +33,7 @@ _SURFACES: Final[Mapping[FaultKind, str]] = MappingProxyType(
         FaultKind.NODE_LOST: "link",
         FaultKind.WORKER_REPORTED: "worker",
         FaultKind.OPERATOR: "operator",
+        FaultKind.SDC: "replay",
     }
 )
 
@@ -188,6 +189,11 @@ def say(fault: NodeFault, case: FaultCase) -> str:
             return f"{subject} reported a fault itself: {message}"
         case FaultKind.LOG_RULE | FaultKind.LOG_SLOW | FaultKind.LOG_HANG:
             return f"{subject} broke the log rule {one_line(report.reason)}: {message}"
+        case FaultKind.SDC:
+            place = "" if report.step is None else f" at step {report.step}"
+            where = f" ({'; '.join(map(one_line, report.evidence[:2]))})" if report.evidence else ""
+            whom = "ranks disagree" if report.rank is None else f"rank {report.rank} is corrupt"
+            return f"{whom}{place}: {message}{where}"
         case _ if report.scope is Scope.JOB:
             return message
         case _:

@@ -64,6 +64,8 @@ class DurableState:
     """Confirmed by every rank of the job, newest last, bounded."""
     chosen_checkpoints: tuple[CheckpointPointer, ...] = ()
     """What the present generation was told to load."""
+    verified_steps: tuple[int, ...] = ()
+    """Steps whose state every rank found like its peers', newest last, bounded."""
     next_incident: int = 1
     open_incident: Incident | None = None
     outcome_reason: str = ""

@@ -92,6 +92,10 @@ class Memory:
         """Remember what observed detectors said and what became of it."""
         if observations != self.state.observations:
             self.change(replace(self.state, observations=observations))
+    def steps_verified(self, steps: tuple[int, ...]) -> None:
+        """Keep which steps the ranks found good."""
+        if steps != self.state.verified_steps:
+            self.change(replace(self.state, verified_steps=steps))
 
     def over(self, phase: JobPhase, reason: str) -> None:
         """End the job and its open incident."""

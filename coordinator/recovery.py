@@ -4,6 +4,7 @@ Pure functions over the durable state; `coordinator.job` calls them in order and
 return.  Nothing here waits, and nothing here knows who is connected beyond what it is handed.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,8 +17,10 @@ from coordinator.incidents import CheckpointChoice, Decision, Finding, Incident,
 from coordinator.journal_format import DurableState, Restart
 from coordinator.restart_depth import Depth, depth
 from coordinator.settings import JobSettings
+from coordinator.trusted_steps import not_trusted
 from sidecar.api import CheckpointPointer, FaultKind, Hello, Start, StatusReport
 from worker_shim.messages import RestartMode, most_severe
+from worker_shim.messages import SCOUT_ENV, most_severe
 
 RESTARTS_KEPT_MAX: Final = 256
 """Restart history kept: more than any budget's window can hold."""
@@ -170,6 +173,9 @@ def _remembering(
         state,
         sightings=seen[-poison.SIGHTINGS_KEPT_MAX :],
         chosen_checkpoints=pointers(choices),
+        verified_steps=tuple(
+            step for step in state.verified_steps if step <= (newest_step(choices) or 0)
+        ),
         complete_checkpoints=tuple(
             pointer
             for pointer in state.complete_checkpoints
@@ -189,13 +195,14 @@ def _choose(
 ) -> tuple[poison.Ruling, tuple[CheckpointChoice, ...]]:
     """Choose without what repetition speaks against."""
     damaged_at = culprit.damaged_at(incident.faults)
-    plain = ledger.choose(settings.world_size, not_after=damaged_at)
+    doubted = not_trusted(state, incident.faults, ledger.pointers())
+    plain = ledger.choose(settings.world_size, not_after=damaged_at, demoted=doubted)
     if sighting is None:
         return poison.Ruling(), plain
     older = ledger.choose(
         settings.world_size,
         not_after=damaged_at,
-        demoted={(it.prefix, it.step): "given up" for it in sighting.checkpoint},
+        demoted=doubted | {(it.prefix, it.step): "given up" for it in sighting.checkpoint},
     )
     ruling = poison.judge(
         state.sightings,
@@ -205,7 +212,7 @@ def _choose(
     )
     if not ruling.demoted:
         return ruling, plain
-    demoted = {(it.prefix, it.step): ruling.reason for it in ruling.demoted}
+    demoted = doubted | {(it.prefix, it.step): ruling.reason for it in ruling.demoted}
     return ruling, ledger.choose(settings.world_size, not_after=damaged_at, demoted=demoted)
 
 
@@ -284,6 +291,7 @@ def start_commands(
             node_hosts=hosts,
             checkpoints=state.chosen_checkpoints,
             log_rules=settings.log_rules,
+            env={} if settings.scout is None else {SCOUT_ENV: json.dumps(dict(settings.scout))},
             stall_timeout_s=settings.stall_timeout_s,
             stall_timeout_min_s=settings.stall_timeout_min_s,
             stall_factor=settings.stall_factor,

@@ -21,6 +21,8 @@ class JobSettings:
     nnodes: int
     nproc_per_node: int
     log_rules: tuple[Mapping[str, Any], ...] = ()
+    scout: Mapping[str, Any] | None = None
+    """How ranks compare one another without a line in the script; None when they are not to."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     stall_timeout_s: float = 300.0
     """Silence of progress that asks for a judgement: longer than any healthy pause between

@@ -23,6 +23,7 @@ from coordinator.settings import JobSettings
 from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
 from coordinator.wording import one_line
 from sidecar.api import FaultKind
+from scout.settings import OVERHEAD_BUDGET
 from sidecar.given_files import GivenFileError, read_given_text
 from sidecar.logs.rules import RuleError, parse_rules
 
@@ -161,6 +162,32 @@ class ExitPolicySpec(
         )
 
 
+class ScoutPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Whether and how often ranks compare one another, without a line in the script.
+
+    ``checkInterval`` is in optimizer steps; left out, it follows from ``overheadBudget``, the part
+    of the step time that checks may take on average.  ``stateBytesPerCheck`` bounds what of
+    parameters and moments one check compares.
+    """
+
+    enabled: bool = False
+    check_interval: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    overhead_budget: Annotated[float, Meta(gt=0, le=1)] = OVERHEAD_BUDGET
+    state_bytes_per_check: Annotated[int, Meta(ge=1)] = 64 << 20
+
+    def config(self) -> dict[str, Any] | None:
+        """Return the fields of `scout.settings.ReplayHarnessConfig`, None when not enabled."""
+        if not self.enabled:
+            return None
+        return {
+            "check_interval": self.check_interval,
+            "overhead_budget": self.overhead_budget,
+            "state_bytes_per_check": self.state_bytes_per_check,
+        }
+
+
 class NodePolicy(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
@@ -202,6 +229,7 @@ class JobSpec(
     run_policy: RunPolicy = RunPolicy()
     progress_policy: ProgressPolicy = ProgressPolicy()
     node_policy: NodePolicy = NodePolicy()
+    scout: ScoutPolicy = ScoutPolicy()
     exit_policy: ExitPolicySpec = ExitPolicySpec()
     detector_policy: DetectorPolicy = DetectorPolicy()
 
@@ -247,6 +275,7 @@ class JobSpec(
             nnodes=self.nnodes,
             nproc_per_node=self.nproc(nproc),
             log_rules=self.log_rules(),
+            scout=self.scout.config(),
             restart=RestartPolicy(
                 retries_max=run.job_max_retry_count,
                 window_s=run.restart_policy.eval_period_seconds,

@@ -122,7 +122,6 @@ class Protection:
             result.header.step, outcome_of(result), cycle_complete=completes_cycle(result)
         )
         saved = self._checkpoints is None or self._checkpoints.settle(boundary)
-        self._safely.result(result)
         match boundary:
             case Certified():
                 state = boundary.state if saved else TrustState.REJECTED
@@ -134,6 +133,7 @@ class Protection:
                     self._safely.trust(step, TrustState.REJECTED, boundary.reason)
             case _:
                 pass  # nothing became known
+        self._safely.result(result)
         report = fault_report(result)
         if report is not None:
             self._safely.fault(report)

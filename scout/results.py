@@ -101,6 +101,10 @@ class ReplayResult:
     missing_guarantees: tuple[str, ...] = ()
     swept: bool = False
     took_ms: float = 0.0
+    check_interval: int = 0
+    worst_case_steps: int = 0
+    """In how many steps every layer, parameter and moment is looked at once; 0 for checks that
+    are only made when asked for."""
 
     @property
     def sdc_ranks(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, TypeAlias
 
 from scout.hang import RankSnapshot
-from worker_shim.messages import MODEL_CHECKPOINT, RestartMode
+from worker_shim.messages import MODEL_CHECKPOINT, RestartMode, ScoutStatus
 
 PROTOCOL_VERSION: Final = 1
 UPLINK_PATH: Final = "/v1/sidecar"
@@ -49,6 +49,8 @@ class FaultKind(StrEnum):
     NODE_LOST = "node_lost"
     WORKER_REPORTED = "worker_reported"
     OPERATOR = "operator"
+    SDC = "sdc"
+    """Values that should be equal on all ranks differ."""
 
 
 class Scope(StrEnum):
@@ -131,6 +133,8 @@ class RankStatus:
     at_barrier: bool = False
     """True while it stands there, alive and without a generation to run."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    scout: ScoutStatus | None = None
+    """What its newest comparison with its peers found; None before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

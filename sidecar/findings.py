@@ -18,13 +18,15 @@ from sidecar.events import (
     ProcessNote,
     WorkerExited,
 )
-from worker_shim.messages import JobFault
+from worker_shim.messages import JobFault, ScoutStatus
 
 FAULTS_MAX: Final = 64
 """Findings kept of each sort.  The first ones convict; later ones repeat."""
 REASON_CHARS_MAX: Final = 256
 MESSAGE_CHARS_MAX: Final = 16_384
 """Of a fault that a worker reports itself: a traceback fits, a dump does not."""
+EVIDENCE_LINES_MAX: Final = 8
+"""Places at which tensors differ that a report of corruption may name."""
 NOTES_MAX: Final = 64
 """What the kernel said of this generation's processes; the newest are kept."""
 ECHO_MAX: Final = Duration(60 * SECOND)
@@ -233,4 +235,25 @@ def reported_fault(message: JobFault, rank: int) -> FaultReport:
         rank=rank,
         local_rank=message.local_rank,
         restart_mode=message.restart_mode,
+    )
+
+
+def corruption(message: ScoutStatus, rank: int) -> FaultReport | None:
+    """A comparison of peers found values that differ; None for any other outcome.
+
+    Each rank reports it, about whom all of them name: the first one, or nobody.
+    """
+    if message.outcome not in ("corrupt", "inconclusive"):
+        return None
+    named = message.corrupt_ranks
+    return FaultReport(
+        fault_id=0,
+        kind=FaultKind.SDC,
+        scope=Scope.RANK if named else Scope.JOB,
+        reason="SilentDataCorruption",
+        message=message.why[:MESSAGE_CHARS_MAX] or f"rank {rank} and its peers disagree",
+        age_ns=0,
+        rank=named[0] if named else None,
+        step=message.step,
+        evidence=tuple(it[:MESSAGE_CHARS_MAX] for it in message.evidence[:EVIDENCE_LINES_MAX]),
     )

@@ -8,6 +8,7 @@ from scout.held import is_held
 from scout.phases_learned import DeadlinePolicy, LearnedPhases, Limit
 from scout.snapshot import RankSnapshot, is_overdue
 from sidecar.api import RankStatus, Start
+from worker_shim.messages import ScoutStatus
 
 
 def stall_policy(start: Start) -> DeadlinePolicy:
@@ -32,6 +33,7 @@ class Worker:
     attached: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     _process_states: str = ""
+    scout: ScoutStatus | None = None
     limit: Limit | None = None
     """The silence allowed to it now, None while stalls are not judged."""
     usual_ns: int | None = None
@@ -108,6 +110,7 @@ class Worker:
             restartable=restartable,
             at_barrier=at_barrier,
             labels=self.labels,
+            scout=self.scout,
         )
 
 

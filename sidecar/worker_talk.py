@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sidecar.api import CheckpointPointer, FaultReport
 from sidecar.checkpoints import CheckpointRecord, checkpoint_answer
-from sidecar.findings import reported_fault
+from sidecar.findings import corruption, reported_fault
 from sidecar.names import labels_problem
 from sidecar.ranks import Worker
 from worker_shim.messages import (
@@ -21,6 +21,7 @@ from worker_shim.messages import (
     PastBarrier,
     RankLabels,
     Refusal,
+    ScoutStatus,
     SidecarReply,
     WorkerMessage,
 )
@@ -75,6 +76,9 @@ def hear(
             if refusal is not None:
                 return Heard(reply=Refusal(reply_to=seq, reason=refusal), news=fresh)
             return Heard(reply=done, news=fresh or bool(message.checkpoint_types))
+        case ScoutStatus():
+            worker.scout = message
+            return Heard(reply=done, fault=corruption(message, rank), news=True)
         case Init() | Heartbeat():
             return Heard(reply=done, news=fresh)
         case AtBarrier() | PastBarrier() | LeftBlock():

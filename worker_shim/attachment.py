@@ -34,6 +34,8 @@ from worker_shim.phases import (
     checkpoint_phase,
     declared_phase,
 )
+from worker_shim.scout_guard import ScoutGuard
+from worker_shim.scout_guard import begin as tell_of_scout
 from worker_shim.session import Outbox, StepCounter
 
 ATTACH_S_MAX: Final = 1.0
@@ -292,7 +294,7 @@ def _open_session(environment: Mapping[str, str]) -> Session:
     instruments = None
     if page is not None:
         flight_record = Path(environment[PROGRESS_PAGE_ENV] + FLIGHT_RECORD_SUFFIX)
-        instruments = Instruments(steps, page, flight_record)
+        instruments = Instruments(steps, page, flight_record, ScoutGuard(environment))
     outbox = Outbox(
         client_id=f"{os.getpid()}-{secrets.token_hex(4)}",
         generation=generation,
@@ -303,6 +305,7 @@ def _open_session(environment: Mapping[str, str]) -> Session:
     if instruments is not None:
         instruments.install()
     client.start()
+    tell_of_scout(client, steps, local_rank)
     if path is None:  # an observer without a sidecar reads the page
         return Session(client, instruments, steps, local_rank, generation)
     unreachable = client.first_contact(ATTACH_S_MAX)

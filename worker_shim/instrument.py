@@ -21,6 +21,8 @@ from worker_shim.flight_recorder import FlightRecorder
 from worker_shim.groups import Groups
 from worker_shim.layers import LayerWatch
 from worker_shim.patching import Patches, Watcher, imported, is_traced
+from worker_shim.patching import Patches, Watcher, imported
+from worker_shim.scout_guard import ScoutGuard
 from worker_shim.session import StepCounter
 from worker_shim.track import DETAIL_CODES, Before, Track
 
@@ -40,7 +42,11 @@ class Instruments:
     """Everything of ours inside torch, in one process."""
 
     def __init__(
-        self, steps: StepCounter, page: PageWriter, flight_record: Path | None = None
+        self,
+        steps: StepCounter,
+        page: PageWriter,
+        flight_record: Path | None = None,
+        guard: ScoutGuard | None = None,
     ) -> None:
         self.track = Track(page, steps)
         self._page = page
@@ -60,6 +66,9 @@ class Instruments:
             (module, functools.partial(self._watch_checkpoint, name, detail))
             for module, name, detail in _CHECKPOINT_IO
         ]
+        if guard is not None and guard.is_asked:  # after the steps, so that they are counted first
+            self._waiting.insert(1, ("torch.optim.optimizer", guard.watch))
+            self._patches.later(guard.close)
         self._silent = False
 
     def install(self) -> None:

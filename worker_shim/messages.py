@@ -36,6 +36,10 @@ DATA_CHECKPOINT: Final = "data_checkpoint"
 CHECKPOINT_TYPES: Final = (MODEL_CHECKPOINT, DATA_CHECKPOINT)
 """What a step consists of: the model's state, and where its data loader stood."""
 
+SCOUT_ENV: Final = "OUTRIDER_SCOUT"
+"""Where it is set, ranks compare one another without a line in the script: a JSON object of
+`scout.settings.ReplayHarnessConfig`'s fields."""
+
 BEGINNING: Final = 0
 """The step that stands for what the job first began from: each rank confirms it when it is told
 of no choice and takes its own.  An empty path says that it began from nothing."""
@@ -226,6 +230,32 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoutStatus:
+    """What SCOUT's newest check in this rank found; every rank of a job says the same.
+
+    ``outcome`` is ``healthy``, ``straggler``, ``inconclusive``, ``corrupt`` or ``not_run``.
+    ``verified`` and ``rejected`` are steps whose state was found good and bad, newest last;
+    ``interval`` and ``worst_case_steps`` are 0 while they are not known.
+    """
+
+    TYPE: ClassVar[str] = "scout_status"
+    local_rank: int
+    step: int
+    outcome: str
+    why: str = ""
+    corrupt_ranks: tuple[int, ...] = ()
+    straggler_ranks: tuple[int, ...] = ()
+    evidence: tuple[str, ...] = ()
+    verified: tuple[int, ...] = ()
+    rejected: tuple[int, ...] = ()
+    checks: int = 0
+    checks_not_run: int = 0
+    check_ms: float = 0.0
+    interval: int = 0
+    worst_case_steps: int = 0
+
+
 WorkerMessage = (
     Init
     | JobFault
@@ -237,6 +267,8 @@ WorkerMessage = (
     | PastBarrier
     | LeftBlock
     | Heartbeat
+    | Heartbeat
+    | ScoutStatus
 )
 SidecarReply = Ack | Refusal | CheckpointAnswer | JobStart | JobHalt
 
@@ -253,6 +285,7 @@ WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
         PastBarrier,
         LeftBlock,
         Heartbeat,
+        ScoutStatus,
     )
 }
 SIDECAR_REPLIES: Final[Mapping[str, type[SidecarReply]]] = {

@@ -30,6 +30,7 @@ from worker_shim.messages import (
     PastBarrier,
     RankLabels,
     Refusal,
+    ScoutStatus,
     SidecarReply,
     WorkerMessage,
     worker_frame,
@@ -43,6 +44,7 @@ PREFIXES_MAX: Final = 64
 Waiting: TypeAlias = AtBarrier | PastBarrier
 """Answered when something comes to pass, which may be never."""
 Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery | LeftBlock | Waiting
+Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery | ScoutStatus
 Standing: TypeAlias = RankLabels | CheckpointInit
 
 

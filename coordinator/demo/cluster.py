@@ -74,6 +74,8 @@ class Cluster:
     workers: Sequence[str]
     spares: Sequence[str]
     spec: str
+    path: Path | None = None
+    """A folder of Python modules that every process finds before all others."""
     client: Client = field(init=False)
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
@@ -175,7 +177,7 @@ class Cluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(),
+                env=_environment(self.path),
             )
 
     def tail(self, name: str) -> str:
@@ -206,6 +208,10 @@ def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def _environment() -> Mapping[str, str]:
+def _environment(path: Path | None) -> Mapping[str, str]:
     """Return our environment without what would lead a child to another job."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("OUTRIDER_")}
+    if path is not None:
+        before = kept.get("PYTHONPATH")
+        kept["PYTHONPATH"] = f"{path}{os.pathsep}{before}" if before else str(path)
+    return kept

@@ -37,6 +37,14 @@ progressPolicy:
 """
 
 
+COMPARING: Final = f"""\
+scout:
+  enabled: true
+  checkInterval: {CHECKPOINT_EVERY}
+"""
+SABOTAGE: Final = Path(__file__).resolve().parent / "sabotage"
+
+
 def run_demo(script: Path, scenarios: Sequence[Scenario], keep: Path | None) -> int:
     """Run ``scenarios`` in turn; return 0 when every culprit was right and the weights match."""
     if keep is not None:
@@ -59,12 +67,20 @@ def _run(layout: Layout, scenarios: Sequence[Scenario]) -> int:
     expected = run_reference(layout, len(WORKERS))
     screen.say(f"reference: final weights sha256 {expected[:16]}...")
     screen.say(f"cluster: coordinator, {len(WORKERS)} nodes, {len(SPARES)} spare")
-    cluster = Cluster(layout=layout, workers=WORKERS, spares=SPARES, spec=SPEC)
+    compares = any(scenario.compares for scenario in scenarios)
+    cluster = Cluster(
+        layout=layout,
+        workers=WORKERS,
+        spares=SPARES,
+        spec=SPEC + COMPARING if compares else SPEC,
+        path=SABOTAGE if compares else None,
+    )
     with cluster:
         results = []
         for number, scenario in enumerate(scenarios):
             _await_healthy(cluster, STEPS_AT_REST + STEPS_PER_FAULT * number)
-            results.append(_break(cluster, scenario, screen))
+            run = _break if scenario.stops else _slow
+            results.append(run(cluster, scenario, screen))
         screen.say("no more faults: waiting for the run to end")
         _await_end(cluster)
     digest = find_digest(list(layout.root.glob("node-*/logs/**/stdout.log")))
@@ -100,6 +116,46 @@ def _break(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
         f"{scenario.name}: named {result.named}: {verdict}", "ok" if not result.wrong else "bad"
     )
     return result
+
+
+def _slow(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
+    """Inject what stops nothing, and wait until every rank names the same one for it."""
+    before = set(cluster.incident_ids())
+    injected_ns = time.time_ns()
+    injected = scenario.inject(cluster)
+    screen.say(f"{scenario.name}: {injected}", "inject")
+    rank = scenario.expected.rank
+
+    def told() -> list[list[int]]:
+        ranks = [it for name in WORKERS for it in cluster.nodes()[name]["ranks"]]
+        return [it["scout"]["straggler_ranks"] for it in ranks if it["scout"] is not None]
+
+    def agreed() -> bool:
+        said = told()
+        return len(said) == len(WORKERS) and all(said) and all(it == said[0] for it in said)
+
+    _await(agreed, RECOVERED_WITHIN_S, "a verdict about the slow rank", cluster)
+    detect_s = (time.time_ns() - injected_ns) / 1e9
+    named_ranks = told()[0]
+    stopped = [item for item in cluster.incident_ids() if item not in before]
+    wrong = "" if named_ranks == [rank] else f"ranks {named_ranks} were named, the truth is {rank}"
+    wrong = f"the job was stopped: {stopped[0]}" if stopped else wrong
+    screen.say(
+        f"{scenario.name}: named rank {named_ranks}: {wrong or 'right'}", "bad" if wrong else "ok"
+    )
+    return Result(
+        scenario=scenario.name,
+        injected=injected,
+        detect_s=detect_s,
+        named=f"rank {', '.join(map(str, named_ranks))} on {scenario.expected.node}",
+        kind="straggler",
+        why="the same computation takes longer there than on every peer",
+        decision="nothing is stopped: its values are right",
+        checkpoint="none was needed",
+        recover_s=None,
+        steps_lost=0,
+        wrong=wrong,
+    )
 
 
 def _follow(cluster: Cluster, before: set[str], screen: Screen) -> dict[str, Any]:

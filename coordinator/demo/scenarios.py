@@ -40,6 +40,10 @@ class Scenario:
     expected: Expected
     inject: Callable[[Cluster], str]
     default: bool = True
+    compares: bool = False
+    """Ranks compare one another, and can be broken from within."""
+    stops: bool = True
+    """The fault stops the job; one that does not is only reported."""
 
 
 def _kill(cluster: Cluster) -> str:
@@ -82,6 +86,18 @@ def _poison(cluster: Cluster) -> str:
     )
 
 
+def _flip(cluster: Cluster) -> str:
+    pid = cluster.worker_pid("node-2")
+    os.kill(pid, signal.SIGUSR2)
+    return f"an exponent bit flipped in the largest weight of pid {pid}, rank 2 on node-2"
+
+
+def _throttle(cluster: Cluster) -> str:
+    pid = cluster.worker_pid("node-1")
+    os.kill(pid, signal.SIGUSR1)
+    return f"pid {pid}, rank 1 on node-1, computes more slowly from now on"
+
+
 SCENARIOS: Final = (
     Scenario(
         name="kill",
@@ -115,5 +131,22 @@ SCENARIOS: Final = (
         expected=Expected(kind=FaultKind.CRASH, node="node-1", rank=1, gives_up=True),
         inject=_poison,
         default=False,
+    ),
+    Scenario(
+        name="silent-corruption",
+        summary="a bit flips in one rank's weights, and no checkpoint with it in is ever loaded",
+        expected=Expected(kind=FaultKind.SDC, node="node-2", rank=2),
+        inject=_flip,
+        default=False,
+        compares=True,
+    ),
+    Scenario(
+        name="straggler",
+        summary="one rank computes more slowly than its peers; it is named and nothing is stopped",
+        expected=Expected(kind=FaultKind.SDC, node="node-1", rank=1),
+        inject=_throttle,
+        default=False,
+        compares=True,
+        stops=False,
     ),
 )

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -22,7 +22,7 @@ from scout.replay.modules import Catalogue, Discovery
 from scout.replay.optimizer import OptimizerWatch, is_partitioned
 from scout.replay.peers import Peers
 from scout.replay.state import StateWalk
-from scout.results import CheckResult, Header, NotReady
+from scout.results import CheckResult, Header, NotReady, ReplayResult
 from scout.schedule import Coverage, Schedule
 from scout.settings import Recipe, ReplayHarnessConfig
 
@@ -219,6 +219,12 @@ class Harness:
             self._say(f"the check of step {self.step} could not run: {why}")
         self.checks += 1
         self._pace_checks(started)
+        if isinstance(self.last_result, ReplayResult):
+            self.last_result = replace(
+                self.last_result,
+                check_interval=self.interval,
+                worst_case_steps=self.worst_case_steps,
+            )
         self._told(self.last_result)
 
     def _pace_checks(self, started: float) -> None:
