@@ -92,6 +92,7 @@ class Memory:
         """Remember what observed detectors said and what became of it."""
         if observations != self.state.observations:
             self.change(replace(self.state, observations=observations))
+
     def steps_verified(self, steps: tuple[int, ...]) -> None:
         """Keep which steps the ranks found good."""
         if steps != self.state.verified_steps:

@@ -19,8 +19,7 @@ from coordinator.restart_depth import Depth, depth
 from coordinator.settings import JobSettings
 from coordinator.trusted_steps import not_trusted
 from sidecar.api import CheckpointPointer, FaultKind, Hello, Start, StatusReport
-from worker_shim.messages import RestartMode, most_severe
-from worker_shim.messages import SCOUT_ENV, most_severe
+from worker_shim.messages import SCOUT_ENV, RestartMode, most_severe
 
 RESTARTS_KEPT_MAX: Final = 256
 """Restart history kept: more than any budget's window can hold."""

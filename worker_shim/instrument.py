@@ -21,7 +21,6 @@ from worker_shim.flight_recorder import FlightRecorder
 from worker_shim.groups import Groups
 from worker_shim.layers import LayerWatch
 from worker_shim.patching import Patches, Watcher, imported, is_traced
-from worker_shim.patching import Patches, Watcher, imported
 from worker_shim.scout_guard import ScoutGuard
 from worker_shim.session import StepCounter
 from worker_shim.track import DETAIL_CODES, Before, Track

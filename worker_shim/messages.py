@@ -267,7 +267,6 @@ WorkerMessage = (
     | PastBarrier
     | LeftBlock
     | Heartbeat
-    | Heartbeat
     | ScoutStatus
 )
 SidecarReply = Ack | Refusal | CheckpointAnswer | JobStart | JobHalt

@@ -43,8 +43,7 @@ PREFIXES_MAX: Final = 64
 
 Waiting: TypeAlias = AtBarrier | PastBarrier
 """Answered when something comes to pass, which may be never."""
-Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery | LeftBlock | Waiting
-Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery | ScoutStatus
+Owed: TypeAlias = JobFault | CheckpointSaved | CheckpointQuery | LeftBlock | Waiting | ScoutStatus
 Standing: TypeAlias = RankLabels | CheckpointInit
 
 

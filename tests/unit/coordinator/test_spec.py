@@ -159,10 +159,8 @@ def test_auto_is_one_worker_unless_the_command_line_says_otherwise():
             "elasticPolicy: {}",
             (
                 "job.yaml: elasticPolicy: this field does not exist; the fields here are name, "
-                "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy, exitPolicy, "
-                "detectorPolicy"
                 "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy, scout, "
-                "exitPolicy"
+                "exitPolicy, detectorPolicy"
             ),
         ),
         (
