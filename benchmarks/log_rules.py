@@ -7,6 +7,7 @@ round of each counts.  Everyone must find the same number of matches, or the run
 - re loop: as the HyperPod agent evaluates rules, one line at a time and one rule at a time, with
   `re.match` and the leading `.*` that it asks of a rule, and the same evaluation of a match.
 - re loop, search: the same with `re.search` and without `.*`, which is faster for these rules.
+- a bad line to the node's state: one write into a file of one of 8 ranks until its core is FAULTED.
 - mtail: Debian's, one shot over the file, its start and end included.
 
     make bench-log-rules [LINES=300000] [ROUNDS=3]
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.line_to_state import STATE_TRIALS, line_to_state_ms
 from scout.clock import Instant
 from sidecar.logs.evaluator import LogEvaluator
 from sidecar.logs.follow import FollowCounters, FollowedFile
@@ -312,6 +314,7 @@ def main() -> None:
         folder = Path(place)
         speeds = measure(arguments.lines, arguments.rounds, folder)
         hostile, idle = loop_block(folder, LOOP_ROUNDS)
+        state_ms = asyncio.run(line_to_state_ms(folder))
     print(f"{platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(f"{'lines per CPU-second':24}{'sparse':>12}{'dense':>12}{'sparse x':>10}{'dense x':>10}")
     for contender in speeds["sparse"]:
@@ -319,6 +322,7 @@ def main() -> None:
         of = [speeds[log]["ours"] / speeds[log][contender] for log in ("sparse", "dense")]
         print(f"{contender:24}{sparse:12,.0f}{dense:12,.0f}{of[0]:9.1f}x{of[1]:9.1f}x")
     print(f"longest turn of the loop under hostile rules {hostile:.1f} ms, idle {idle:.1f} ms")
+    print(f"a bad line to the node's state, median of {STATE_TRIALS}: {state_ms:.1f} ms")
     sparse_ours, dense_ours = speeds["sparse"]["ours"], speeds["dense"]["ours"]
     peer = speeds["sparse"].get("mtail")
     results = {
@@ -328,6 +332,7 @@ def main() -> None:
         "dense_speedup_vs_re_loop": round(dense_ours / speeds["dense"]["re loop"], 2),
         "sparse_speedup_vs_mtail": None if peer is None else round(sparse_ours / peer, 2),
         "loop_block_ms_max": round(hostile, 2),
+        "line_to_state_ms_p50": round(state_ms, 1),
     }
     print(json.dumps({"benchmark": "log-rules", "results": results}))
 

@@ -59,9 +59,8 @@ class FolderWatch(FileSystemEventHandler):
         self._folders = wanted
         observer = Observer()
         try:
-            for folder in sorted(wanted):
-                if folder.is_dir():
-                    observer.schedule(self, folder, event_filter=self._events)
+            for folder, recursive in _roots(wanted):
+                observer.schedule(self, folder, recursive=recursive, event_filter=self._events)
             observer.start()
         except OSError as error:  # no watches left, or no file descriptors
             observer.unschedule_all()
@@ -80,3 +79,15 @@ class FolderWatch(FileSystemEventHandler):
         for path in (event.src_path, event.dest_path):
             if path:
                 self._changed(Path(str(path)))
+
+
+def _roots(folders: Iterable[Path]) -> list[tuple[Path, bool]]:
+    """Return what to listen to, and whether to all below it: each costs two threads.
+
+    The folders of one node's ranks stand side by side, and one watch over them is enough.
+    """
+    there = sorted(folder for folder in folders if folder.is_dir())
+    parents = {folder.parent for folder in there}
+    if len(there) > 1 and len(parents) == 1:
+        return [(parents.pop(), True)]
+    return [(folder, False) for folder in there]

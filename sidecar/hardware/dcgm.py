@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from scout.clock import Instant, after, seconds
 from sidecar.hardware.pci import normalise_pci
 from sidecar.hardware.readings import Device, Known, Metric, Reading, Unknown, Value
@@ -107,6 +105,11 @@ class DcgmExporterSource:
 
 
 def _values(text: str) -> Iterator[tuple[tuple[Device, Metric], Value]]:
+    # Most nodes have no exporter, and its parser takes memory.
+    from prometheus_client.parser import (  # noqa: PLC0415
+        text_string_to_metric_families,
+    )
+
     highest: dict[tuple[Device, Metric], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
