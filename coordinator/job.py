@@ -202,6 +202,7 @@ class JobCore:
             return [Say(level="WARNING", text=view.reason)]
         conflicts = desk.checkpoints_told(report)
         if report.generation == desk.state.generation:
+            desk.memory.labelled({it.rank: it.labels for it in report.ranks if it.labels})
             desk.script = report.script_version or desk.script
             desk.stepped |= any(rank.step is not None for rank in report.ranks)
         incarnation, known = self._seen.get(view.node, ("", 0))

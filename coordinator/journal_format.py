@@ -56,6 +56,8 @@ class DurableState:
     excluded: dict[str, str] = field(default_factory=dict)
     """Excluded node -> reason."""
     restarts: tuple[Restart, ...] = ()
+    rank_labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Global rank (as text) -> its place in the parallel layout, as its worker told."""
     sightings: tuple[Sighting, ...] = ()
     """Failures whose cause is not known yet, by what stays the same of them; the newest last."""
     observations: tuple[Observation, ...] = ()

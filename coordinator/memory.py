@@ -88,6 +88,13 @@ class Memory:
         """Remember what every rank confirmed."""
         self.change(replace(self.state, complete_checkpoints=pointers))
 
+    def labelled(self, labels: Mapping[int, Mapping[str, str]]) -> None:
+        """Remember where ranks stand in the parallel layout."""
+        known = self.state.rank_labels
+        fresh = {str(rank): dict(told) for rank, told in labels.items()}
+        if any(known.get(rank) != told for rank, told in fresh.items()):
+            self.change(replace(self.state, rank_labels={**known, **fresh}))
+
     def observations_are(self, observations: tuple[Observation, ...]) -> None:
         """Remember what observed detectors said and what became of it."""
         if observations != self.state.observations:

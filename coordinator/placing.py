@@ -7,6 +7,7 @@ from coordinator.desk import Desk, is_ready
 from coordinator.membership import NodeView
 from coordinator.offenders import penalty, to_avoid
 from coordinator.rank_assignment import Assignment, NotPossible, assign
+from coordinator.topology import Topology
 from scout.clock import Instant
 from worker_shim.messages import RestartMode
 
@@ -26,6 +27,7 @@ def assign_ranks(desk: Desk, *, hold_spares: bool, now: Instant) -> Assignment |
         [view.node for view in usable if view.spare],
         nnodes,
         unusable={**avoided, **desk.state.excluded},
+        topology=_topology(desk),
         penalties={view.node: penalty(records, view.node) for view in usable},
     )
 
@@ -40,3 +42,14 @@ def _exchanged(desk: Desk, ready: list[NodeView]) -> list[NodeView]:
         return ready
     others = [view for view in ready if view.node != culprit.node]
     return others if len(others) >= desk.settings.nnodes else ready
+
+
+def _topology(desk: Desk) -> Topology:
+    """Return every label that is known of ranks and nodes."""
+    return Topology(
+        ranks={int(rank): labels for rank, labels in desk.state.rank_labels.items()},
+        nodes={
+            view.node: view.hello.labels for view in desk.members.views() if view.hello is not None
+        },
+        nproc=desk.settings.nproc_per_node,
+    )

@@ -4,12 +4,13 @@ Survivors keep their ranks, so that the fewest ranks move and checkpoints shard 
 It knows node names only: whether a node is fit is decided before it is named here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from coordinator.incidents import RankMove
+from coordinator.topology import NO_TOPOLOGY, OFFENDER_WEIGHT, Topology
 from coordinator.wording import natural_key
 
 _NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
@@ -43,6 +44,7 @@ def assign(
     *,
     unusable: Mapping[str, str] = _NOTHING_KNOWN,
     penalties: Mapping[str, float] = _NOTHING_AGAINST,
+    topology: Topology = NO_TOPOLOGY,
 ) -> AssignmentResult:
     """Give ``nnodes`` group ranks to nodes.
 
@@ -51,24 +53,37 @@ def assign(
     A spare that already holds a rank is a survivor like any other.  ``unusable`` says why a
     node of ``previous`` is gone; it goes into the reason of the move,
     and its nodes into that of a shortage.  ``penalties`` says how much speaks against a node: of
-    those that may fill a gap, the one with the least does.
+    those that may fill a gap, the one with the least does.  ``topology`` says which fits where.
     """
     assert nnodes > 0, "a job has at least one node"
     assert len(set(previous)) == len(previous), "no node holds two group ranks"
     usable = set(available) | set(spares)
     if len(usable) < nnodes:
         return NotPossible(reason=_shortage(usable, nnodes, unusable))
-    kept = [node if node in usable else None for node in previous[:nnodes]]
-    kept += [None] * (nnodes - len(kept))
-    fillers = iter(_fillers(previous, available, spares, nnodes, penalties))
-    world = tuple(next(fillers) if node is None else node for node in kept)
+    gaps: list[str | None] = [node if node in usable else None for node in previous[:nnodes]]
+    gaps += [None] * (nnodes - len(gaps))
+    classes = _fillers(previous, available, spares, nnodes)
+    reasons: dict[int, str] = {}
+    general = sorted(classes, key=_order(None, classes, gaps, topology, penalties))
+    for group_rank, holder in enumerate(gaps):
+        if holder is not None:
+            continue
+        if topology.ranks:
+            best = min(general, key=_order(group_rank, classes, gaps, topology, penalties))
+            reasons[group_rank] = topology.fit(group_rank, best, gaps).why
+        else:  # one order for all gaps: a first start has thousands of them
+            best = general[0]
+        general.remove(best)
+        gaps[group_rank] = best
+    world = tuple(node for node in gaps if node is not None)
     spare_names = set(spares)
     moves = tuple(
         RankMove(
             group_rank=rank,
             from_node=before,
             to_node=after,
-            reason=_why(before, after, spare=after in spare_names, unusable=unusable),
+            reason=_why(before, after, spare=after in spare_names, unusable=unusable)
+            + (f": {reasons[rank]}" if reasons.get(rank) else ""),
         )
         for rank, (before, after) in enumerate(zip(previous, world, strict=False))
         if before != after
@@ -76,27 +91,40 @@ def assign(
     return Assignment(world=world, moves=moves)
 
 
-def _fillers(
-    previous: Sequence[str],
-    available: Sequence[str],
-    spares: Sequence[str],
-    nnodes: int,
+def _order(
+    group_rank: int | None,
+    classes: Mapping[str, int],
+    world: Sequence[str | None],
+    topology: Topology,
     penalties: Mapping[str, float],
-) -> list[str]:
-    """Return the nodes that may fill gaps, best first.
+) -> Callable[[str], tuple[float, int, int, object]]:
+    """Return what orders nodes for a gap, or for any gap, the best first.
+
+    What it is near to and what speaks against it decide first, then whether it is warm, of the
+    job or a spare, then a spare's priority, then its name.
+    """
+
+    def order(node: str) -> tuple[float, int, int, object]:
+        cost = 0.0 if group_rank is None else topology.fit(group_rank, node, world).cost
+        cost += OFFENDER_WEIGHT * penalties.get(node, 0.0)
+        return cost, classes[node], -topology.priority(node), natural_key(node)
+
+    return order
+
+
+def _fillers(
+    previous: Sequence[str], available: Sequence[str], spares: Sequence[str], nnodes: int
+) -> dict[str, int]:
+    """Return the nodes that may fill gaps, each with its class, the best being 0.
 
     When the job shrinks, nodes that held a rank beyond the new size come first: they are warm.
     """
     spare_names, holders = set(spares), set(previous)
     usable = set(available) | spare_names
-    displaced = [node for node in previous[nnodes:] if node in usable]
-    fresh = (set(available) - spare_names) - holders
-    idle = spare_names - holders
-
-    def order(node: str) -> tuple[float, object]:
-        return penalties.get(node, 0.0), natural_key(node)
-
-    return [*displaced, *sorted(fresh, key=order), *sorted(idle, key=order)]
+    displaced = {node: index for index, node in enumerate(previous[nnodes:]) if node in usable}
+    fresh = dict.fromkeys((set(available) - spare_names) - holders, len(previous))
+    idle = dict.fromkeys(spare_names - holders, len(previous) + 1)
+    return {**displaced, **fresh, **idle}
 
 
 def _shortage(usable: set[str], nnodes: int, excluded: Mapping[str, str]) -> str:

@@ -15,7 +15,15 @@ from aiohttp import web
 
 from sidecar.api import AgentState, Command, Shutdown, StatusReport
 from sidecar.events import CommandReceived, Reply
-from sidecar.http_bodies import BodyError, check_update, start_command, status_body, stop_command
+from sidecar.http_bodies import (
+    BodyError,
+    Stale,
+    Table,
+    start_command,
+    status_body,
+    stop_command,
+    updated,
+)
 
 BODY_BYTES_MAX: Final = 8 << 20
 """A start for 100,000 nodes names as many addresses."""
@@ -64,7 +72,7 @@ class ApiServer:
         self._agent_version = agent_version
         self._spare = spare
         self._token = token
-        self._ip_version: str | None = None
+        self._table = Table()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
         self._runner: web.AppRunner | None = None
@@ -108,10 +116,10 @@ class ApiServer:
 
     async def _start(self, request: web.Request) -> web.Response:
         body = await _json(request, required=True)
-        command, ip_version = start_command(body, self._view.snapshot())
+        command, table = start_command(body, self._view.snapshot(), self._table)
         response = await self._command(command)
         if response.status == web.HTTPOk.status_code:
-            self._ip_version = ip_version
+            self._table = table
         return response
 
     async def _stop(self, request: web.Request) -> web.Response:
@@ -120,10 +128,10 @@ class ApiServer:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await _json(request, required=True)
-        stale, ip_version = check_update(body, self._view.snapshot())
-        if stale is not None:
-            return _problem(409, stale)
-        self._ip_version = ip_version or self._ip_version
+        table = updated(body, self._view.snapshot(), self._table)
+        if isinstance(table, Stale):
+            return _problem(409, table.reason)
+        self._table = table
         return self._status_response()
 
     async def _shutdown(self, _: web.Request) -> web.Response:
@@ -165,7 +173,7 @@ class ApiServer:
             self._view.transitions(),
             agent_version=self._agent_version,
             spare=self._spare,
-            ip_version=self._ip_version,
+            table=self._table,
         )
         return _response(200, body)
 

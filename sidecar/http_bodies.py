@@ -5,6 +5,7 @@ refusal names the field.  It opens no socket and obeys nothing.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Final
@@ -70,6 +71,7 @@ class UpdateBody(msgspec.Struct):
     spare: bool | int = False
     generation: _Natural | None = None
     topology_version: _Natural | None = None
+    base_topology_version: _Natural | None = None
 
 
 class StartBody(UpdateBody):
@@ -87,15 +89,41 @@ class StopBody(msgspec.Struct):
     generation: _Natural | None = None
 
 
-def start_command(body: Any, present: StatusReport) -> tuple[Start, str | None]:
-    """Return the command in a ``/start`` body, and its ``ipVersion``.  Raises `BodyError`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Which host each rank's node has, as an HTTP client told it, under which version.
+
+    ``version`` is our own topology version, ``ip_version`` the client's token for it.
+    """
+
+    hosts: tuple[str, ...] = ()
+    version: int = 0
+    ip_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stale:
+    """An update that was made from another table than the one that stands here."""
+
+    reason: str
+
+
+def start_command(
+    body: Any, present: StatusReport, table: Table | None = None
+) -> tuple[Start, Table]:
+    """Return the command in a ``/start`` body, and the table that it makes.  Raises `BodyError`.
+
+    ``rankIps`` may hold what changed since ``table``, or be left out.
+    """
+    known = table or Table()
     start = _convert(body, StartBody)
-    _check(start)
+    _check(start, known.hosts)
+    hosts = _hosts(start, known.hosts)
     newest = max(present.generation, present.stopped_generation)
     command = Start(
         generation=newest + 1 if start.generation is None else start.generation,
         topology_version=(
-            present.topology_version + 1
+            max(present.topology_version + 1, known.version)
             if start.topology_version is None
             else start.topology_version
         ),
@@ -104,7 +132,7 @@ def start_command(body: Any, present: StatusReport) -> tuple[Start, str | None]:
         master_addr=start.master_addr,
         master_port=_port(start.master_port),
         fault_count=start.fault_count,
-        node_hosts=_hosts(start),
+        node_hosts=hosts,
         checkpoints=tuple(
             CheckpointPointer(
                 prefix=prefix,
@@ -115,22 +143,33 @@ def start_command(body: Any, present: StatusReport) -> tuple[Start, str | None]:
         ),
         log_rules=tuple(start.log_monitoring_configuration),
     )
-    return command, start.ip_version
+    token = start.ip_version or known.ip_version
+    return command, Table(hosts=hosts, version=command.topology_version, ip_version=token)
 
 
-def check_update(body: Any, present: StatusReport) -> tuple[str | None, str | None]:
-    """Check an ``/update`` body; return why it is stale, if it is, and its ``ipVersion``.
+def updated(body: Any, present: StatusReport, table: Table) -> Table | Stale:
+    """Return ``table`` after an ``/update``, or why it is stale.  Raises `BodyError`.
 
-    Nothing of it is kept: every start carries the whole topology.  Raises `BodyError`.
+    ``rankIps`` may hold the changed ranks only, once a whole table is known.  Compare-and-set: the
+    update must be newer than what stands here, and where it names ``base_topology_version``, made
+    from exactly that.
     """
     update = _convert(body, UpdateBody)
-    _check(update)
+    _check(update, table.hosts)
     if update.generation is not None and update.generation < present.generation:
-        return f"generation {update.generation} is over, {present.generation} runs here", None
-    version = update.topology_version
-    if version is not None and version < present.topology_version:
-        return f"topology version {version} is older than {present.topology_version}", None
-    return None, update.ip_version
+        reason = f"generation {update.generation} is over, {present.generation} runs here"
+        return Stale(reason=reason)
+    known = max(table.version, present.topology_version)
+    base, version = update.base_topology_version, update.topology_version
+    if base is not None and base != known:
+        return Stale(reason=f"it was made from topology version {base}, {known} stands here")
+    if version is not None and version < known:
+        return Stale(reason=f"topology version {version} is older than {known}")
+    hosts = _hosts(update, table.hosts)
+    if version == table.version and hosts != table.hosts:
+        return Stale(reason=f"topology version {version} stands here with other addresses")
+    fresh = known + (hosts != table.hosts) if version is None else version
+    return Table(hosts=hosts, version=fresh, ip_version=update.ip_version or table.ip_version)
 
 
 def stop_command(body: Any, present: StatusReport) -> Stop:
@@ -156,7 +195,7 @@ def status_body(
     *,
     agent_version: str,
     spare: bool,
-    ip_version: str | None,
+    table: Table,
 ) -> dict[str, Any]:
     """Return the ``/status`` reply.  ``transitions`` are seconds since the epoch.
 
@@ -174,7 +213,7 @@ def status_body(
         "message": report.message,
         "restartMode": (report.restart_mode or RestartMode.PROCESS).value,
         "rank_labels": labels,
-        "ipversion": ip_version or str(report.topology_version),
+        "ipversion": table.ip_version or str(max(table.version, report.topology_version)),
         "progress": _node_progress(report),
         "agent_version": agent_version,
         "assigned_rank": assigned,
@@ -207,13 +246,13 @@ def _convert(body: Any, cls: type[msgspec.Struct]) -> Any:
         raise BodyError(field, reason) from None
 
 
-def _check(body: UpdateBody) -> None:
+def _check(body: UpdateBody, known: tuple[str, ...]) -> None:
     if body.rank >= body.nnodes:
         raise BodyError("rank", f"{body.rank} does not fit {body.nnodes} nodes")
     if not body.master_addr:
         raise BodyError("master_addr", "is required")
     _port(body.master_port)
-    _hosts(body)
+    _hosts(body, known)
     try:
         parse_rules(body.log_monitoring_configuration)
     except RuleError as error:
@@ -236,16 +275,18 @@ def _count(prefix: str, value: int | str) -> int:
     return value
 
 
-def _hosts(body: UpdateBody) -> tuple[str, ...]:
-    if not body.rank_ips:
+def _hosts(body: UpdateBody, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the whole table: ``known`` with what the body changes."""
+    given = {item.rank: item.ip for item in body.rank_ips}
+    if len(given) != len(body.rank_ips) or any(rank >= body.nnodes for rank in given):
+        raise BodyError("rankIps", f"must name each of the {body.nnodes} ranks once at most")
+    table = {**dict(enumerate(known[: body.nnodes])), **given}
+    if not table:
         return ()
-    known = {item.rank: item.ip for item in body.rank_ips}
-    missing = [rank for rank in range(body.nnodes) if rank not in known]
+    missing = [rank for rank in range(body.nnodes) if rank not in table]
     if missing:
         raise BodyError("rankIps", f"the table is incomplete: rank {missing[0]} has no address")
-    if len(known) != len(body.rank_ips) or len(known) > body.nnodes:
-        raise BodyError("rankIps", f"must name each of the {body.nnodes} ranks once")
-    return tuple(known[rank] for rank in range(body.nnodes))
+    return tuple(table[rank] for rank in range(body.nnodes))
 
 
 def _listed() -> str:

@@ -1094,3 +1094,28 @@ def test_a_node_that_broke_before_is_the_last_that_fills_a_gap():
     records = {record.node: record for record in bench.core.view(bench.now).offenders}
     assert records["node-1"].strikes == 1
     assert records["node-3"].strikes == 2
+
+
+def test_the_spare_near_its_pipeline_neighbours_is_taken_and_the_reason_is_stored():
+    """Whoever asks in the morning why node 4 and not node 3 finds it in the incident."""
+    bench = Bench(spares=2)
+    places = {"node-0": "s1", "node-1": "s1", "node-2": "s1", "node-3": "s2", "node-4": "s1"}
+    for name, switch in places.items():
+        node = bench.nodes[name]
+        bench.feed(LinkClosed(link=node.link))
+        bench.links += 1
+        node.link = bench.links
+        node.hello = replace(node.hello, labels={"switch": switch})
+        node.dial()
+    bench.step(25)
+    for stage, name in enumerate(bench.core.state.world):
+        rank = replace(bench.nodes[name].report.ranks[0], labels={"pp": str(stage), "dp": "0"})
+        bench.nodes[name].tell(ranks=(rank,))
+    bench.boot()
+    for node in bench.nodes.values():
+        node.dial()
+    bench.nodes["node-1"].breaks(FaultKind.GPU_FATAL, scope=Scope.GPU, gpu=0)
+    bench.wait(2)
+    assert bench.core.state.world == ("node-0", "node-4", "node-2")
+    (move,) = bench.core.state.open_incident.moves
+    assert "in the switch of its pipeline neighbours (ranks 0, 2)" in move.reason
