@@ -315,7 +315,7 @@ def main() -> None:
         f"| torn reads | {found['torn_reads']} of {found['reads']:,} "
         f"({found['publications']:,} publications) |"
     )
-    print(json.dumps(found))
+    print(json.dumps({"benchmark": "progress", "results": found}))
 
 
 if __name__ == "__main__":

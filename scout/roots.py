@@ -81,9 +81,9 @@ def stops_by_itself(it: RankSnapshot, scene: Scene) -> bool:
 
 
 def _is_foremost(mine: GroupPosition, scene: Scene) -> bool:
-    """Return whether nobody is known to have gone beyond a rank in one group."""
+    """Return whether a rank has entered as much of one group as anybody is known to have."""
     key = (mine.name, mine.ranks)
-    return not any(
+    return mine.seq > 0 and not any(
         group.seq > mine.seq
         for rank in mine.ranks
         if rank in scene.by_rank

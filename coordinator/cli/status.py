@@ -1,7 +1,7 @@
 """``outrider status``: the job and its nodes at this moment."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rich.text import Text
@@ -64,6 +64,7 @@ def _print_job(job: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> None:
             "restarts",
             f"{job['restarts_total']}; {job['restart_budget_remaining']} left in the window",
         ),
+        ("stall limits", stall_limits(nodes)),
         ("waiting for", job["waiting_for"]),
         ("offenders", _offenders(job["offenders"])),
         ("outcome", job["outcome_reason"]),
@@ -100,6 +101,16 @@ def _incident(incident: Mapping[str, Any] | None) -> str:
     if incident is None:
         return ""
     return f"{incident['id']} is open: {incident['trigger']} (`outrider explain last`)"
+
+
+def stall_limits(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return for how many ranks the silence allowed now was learned or declared."""
+    limits = [rank for node in nodes for rank in node["ranks"] if rank["stall_limit_ns"]]
+    armed = sum(rank["stall_armed"] for rank in limits)
+    if not limits:
+        return ""
+    text = f"learned or declared for {armed} of {many(len(limits), 'rank')}"
+    return text if armed == len(limits) else f"{text}, the job's own for the others"
 
 
 def _print_nodes(nodes: list[Mapping[str, Any]]) -> None:

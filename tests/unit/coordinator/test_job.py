@@ -1119,3 +1119,40 @@ def test_the_spare_near_its_pipeline_neighbours_is_taken_and_the_reason_is_store
     assert bench.core.state.world == ("node-0", "node-4", "node-2")
     (move,) = bench.core.state.open_incident.moves
     assert "in the switch of its pipeline neighbours (ranks 0, 2)" in move.reason
+
+
+def test_case_c40_who_is_ended_by_our_own_stop_has_not_failed():
+    """One failure would be counted as many, and the budget of restarts spent on its victims."""
+    bench = running()
+    for node in bench.nodes.values():
+        node.obeys = False
+    bench.nodes["node-2"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(4)
+    assert bench.core.state.phase is JobPhase.STOPPING
+    for name in ("node-0", "node-1"):
+        bench.nodes[name].breaks(FaultKind.CRASH, exit=ExitCause(code=143))
+    for node in bench.nodes.values():
+        node.obeys = True
+        node.obey(next(it for to, it in reversed(bench.sent) if isinstance(it, Stop)))
+    bench.wait(3)
+    bench.step(26)
+    incident = bench.incident()
+    assert [fault.node for fault in incident.faults] == ["node-2"]
+    assert incident.finding.culprit.node == "node-2"
+    assert len(bench.core.state.restarts) == 1
+
+
+def test_case_c108_a_sidecar_whose_loop_stands_still_is_lost_after_a_lease():
+    """Its connection stays open, its files stay fresh; only a word of its loop is a sign of life.
+
+    What follows is defined: the node counts as lost, and a spare takes its ranks.
+    """
+    bench = running(spares=1, lease_s=5.0)
+    wedged = bench.nodes["node-1"]
+    wedged.tell = lambda **_: None
+    wedged.obeys = False
+    bench.wait(30)
+    bench.step(26)
+    culprit = bench.incident().finding.culprit
+    assert (culprit.kind, culprit.node) == (FaultKind.NODE_LOST, "node-1")
+    assert "node-1" not in bench.core.state.world

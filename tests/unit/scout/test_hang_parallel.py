@@ -179,3 +179,30 @@ def rng():
     import random  # noqa: PLC0415 - tests only
 
     return random.Random(5)
+
+
+def test_the_properties_are_about_verdicts_and_not_about_silence(rng):
+    """A judgement that always said 'inconclusive' would never name a healthy rank either."""
+    named = {"whole": 0, "partial": 0}
+    for number in range(200):
+        shape = SMALLER[number % len(SMALLER)]
+        trace = Trace(shape, rng.randrange(shape.size), rng.randrange(10_000))
+        seen = trace.snapshots(rng, tells_inside=number % 2 == 0)
+        hidden = [replace(it, groups=()) if rng.random() < 0.15 else it for it in seen]
+        for kind, looked in (("whole", seen), ("partial", hidden)):
+            verdict = judge(looked, range(shape.size), LIMIT_NS)
+            if isinstance(verdict, Attributed):
+                assert verdict.ranks == (trace.culprit,)
+                named[kind] += 1
+    assert named["whole"] == 200
+    assert named["partial"] > 60
+
+
+@pytest.mark.parametrize("tells_inside", [True, False])
+def test_a_node_that_answers_late_is_not_blamed_for_what_the_others_prove(tells_inside, rng):
+    """Its sidecar was busy for a second; the rank that hangs is another one's."""
+    trace = Trace(Shape(dp=8, tp=1, pp=1), 3, 3)
+    seen = [it for it in trace.snapshots(rng, tells_inside=tells_inside) if it.rank != 6]
+    verdict = judge(seen, range(8), LIMIT_NS)
+    assert isinstance(verdict, Attributed)
+    assert verdict.ranks == (3,)
