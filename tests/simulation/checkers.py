@@ -85,7 +85,8 @@ class Checkers:
         world = set(self._cluster.coordinator.state.world)
         by_rank = defaultdict(list)
         for worker in self._cluster.training.workers:
-            by_rank[worker.rank].append(worker)
+            if not worker.parked:
+                by_rank[worker.rank].append(worker)
         for rank, workers in by_rank.items():
             # What runs on a node that was given up cannot be stopped: nobody can reach it.
             newest = max(worker.generation for worker in workers)
@@ -95,7 +96,7 @@ class Checkers:
 
     def _stops_are_true(self) -> None:
         for node in self._cluster.nodes.values():
-            live = [worker for worker in node.workers if worker.alive]
+            live = [worker for worker in node.workers if worker.alive and not worker.parked]
             if not live:
                 continue
             generations = {worker.generation for worker in live}

@@ -21,7 +21,15 @@ WAIT_FOR_NODES_S: Final = 60.0
 class Cluster:
     """Everything of one simulation."""
 
-    def __init__(self, seed: int, nnodes: int, *, steps: int, spares: int = SPARES) -> None:
+    def __init__(
+        self,
+        seed: int,
+        nnodes: int,
+        *,
+        steps: int,
+        spares: int = SPARES,
+        restartable: bool = False,
+    ) -> None:
         self.world = World(seed)
         self.settings = JobSettings(
             job=JOB,
@@ -32,7 +40,8 @@ class Cluster:
             wait_for_nodes_s=WAIT_FOR_NODES_S,
             startup_deadline_s=30.0,
         )
-        self.training = Training(self.world, self.settings.world_size, steps)
+        size = self.settings.world_size
+        self.training = Training(self.world, size, steps, restartable=restartable)
         self.coordinator = CoordinatorHost(self.world, self.settings)
         self.network = Network(self.world, lambda: self.coordinator)
         self.coordinator.network = self.network

@@ -28,6 +28,7 @@ from sidecar.api import (
 from sidecar.events import (
     AnswerWorker,
     CommandReceived,
+    DiscardState,
     Effect,
     Event,
     EvidenceTaken,
@@ -35,6 +36,7 @@ from sidecar.events import (
     InspectionTaken,
     KillWorkers,
     LogFinding,
+    Orders,
     PortReserved,
     ProgressObserved,
     Quit,
@@ -53,9 +55,19 @@ from sidecar.events import (
     WorkersSpawned,
 )
 from tests.simulation.network import Link, Network
-from tests.simulation.training import PREFIX, Training, Worker
+from tests.simulation.training import PREFIX, Hang, Training, Worker
 from tests.simulation.world import Timer, World
-from worker_shim.messages import CheckpointSaved, Envelope
+from worker_shim.messages import (
+    AtBarrier,
+    CheckpointSaved,
+    Envelope,
+    JobFault,
+    JobHalt,
+    JobStart,
+    PastBarrier,
+    RestartMode,
+    WorkerMessage,
+)
 
 TICK_S: Final = 0.25
 """Between two looks at the progress pages."""
@@ -93,6 +105,7 @@ class Node:
         self._pids = 0
         self._spawning: int | None = None
         self._ending: int | None = None
+        self._keep: frozenset[int] = frozenset()
 
     # --- power ------------------------------------------------------------------------------
 
@@ -209,10 +222,21 @@ class Node:
 
     def worker_saved(self, worker: Worker, step: int, path: str) -> None:
         """Hear of a checkpoint."""
-        envelope = Envelope(client_id=f"{worker.pid}", seq=step, generation=worker.generation)
-        message = CheckpointSaved(local_rank=worker.local_rank, prefix=PREFIX, step=step, path=path)
-        event = WorkerSpoke(connection=worker.pid, envelope=envelope, message=message)
-        self._later(0.001, lambda: self._handle(event))
+        self._hear(
+            worker,
+            CheckpointSaved(local_rank=worker.local_rank, prefix=PREFIX, step=step, path=path),
+        )
+
+    def worker_failed(self, worker: Worker, line: str) -> None:
+        """Hear that it failed, and that it stands at its barrier again."""
+        fault = JobFault(
+            local_rank=worker.local_rank,
+            reason="RuntimeError",
+            message=line,
+            restart_mode=RestartMode.IN_PROCESS,
+        )
+        self._hear(worker, fault)
+        self._at_barrier(worker)
 
     def worker_printed_nan(self, worker: Worker, step: int) -> None:
         """Read the line a moment after it was written."""
@@ -228,6 +252,45 @@ class Node:
             step=step,
         )
         self._later(took, lambda: self._handle(event))
+
+    def _hear(self, worker: Worker, message: WorkerMessage) -> None:
+        generation = worker.epoch if self._training.restartable else worker.generation
+        envelope = Envelope(client_id=f"{worker.pid}", seq=1, generation=generation)
+        event = WorkerSpoke(connection=worker.pid, envelope=envelope, message=message)
+
+        def hear() -> None:
+            if worker.alive:
+                self._handle(event)
+
+        self._later(0.001, hear)
+
+    def _at_barrier(self, worker: Worker) -> None:
+        self._hear(worker, AtBarrier(local_rank=worker.local_rank, epoch=worker.epoch))
+
+    def _answer(self, effect: AnswerWorker) -> None:
+        worker = next((it for it in self.workers if it.pid == effect.connection), None)
+        start = self.agent._crew.start if self.agent is not None else None
+        if worker is None or start is None:
+            return
+        match effect.reply:
+            case JobStart(generation=generation):
+                self._later(0.002, lambda: self._go(worker, start, generation))
+            case JobHalt():
+                takes = self._dice.uniform(0.01, 0.3) * self.slowness
+                self._later(takes, lambda: self._come_back(worker, worker.epoch))
+
+    def _go(self, worker: Worker, start: Start, generation: int) -> None:
+        if worker.alive and worker.parked and worker.hang is None:
+            assert worker.epoch < generation == start.generation, "a start for another generation"
+            self._training.join(worker, start)
+            self._hear(worker, PastBarrier(local_rank=worker.local_rank, epoch=generation))
+
+    def _come_back(self, worker: Worker, epoch: int) -> None:
+        able = worker.alive and worker.hang in (None, Hang.CUT_OFF) and worker.epoch == epoch
+        if able and not worker.parked:
+            worker.hang = None
+            self._training.leave(worker)
+            self._at_barrier(worker)
 
     # --- the core ---------------------------------------------------------------------------
 
@@ -259,9 +322,9 @@ class Node:
             case SpawnWorkers():
                 self._spawning = effect.start.generation
                 took = self._dice.uniform(0.05, 0.6) * self.slowness
-                self._later(took, lambda: self._spawn(effect.start))
+                self._later(took, lambda: self._spawn(effect.start, effect.keep))
             case KillWorkers():
-                self._kill(effect.generation)
+                self._kill(effect.generation, effect.keep)
             case TakeInspection():
                 took = self._dice.uniform(0.005, 0.05) * self.slowness
                 self._later(took, lambda: self._inspect(effect))
@@ -272,7 +335,9 @@ class Node:
             case Quit():
                 self.exit_status = effect.code
                 self.crash(silent=False)
-            case AnswerWorker() | Reply() | WatchLogs() | Say():
+            case AnswerWorker():
+                self._answer(effect)
+            case Reply() | WatchLogs() | Say() | DiscardState():
                 pass
 
     def _report(self, message: StatusReport | ProgressReport | EvidenceReport) -> None:
@@ -284,26 +349,32 @@ class Node:
 
     # --- shells -----------------------------------------------------------------------------
 
-    def _spawn(self, start: Start) -> None:
+    def _spawn(self, start: Start, keep: frozenset[int]) -> None:
         self._spawning = None
         if self._ending is not None or self.spawn_fails > 0:
             self.spawn_fails = max(0, self.spawn_fails - 1)
             why = "cannot start a worker: No space left on device"
             self._handle(SpawnFailed(generation=start.generation, reason=why))
             return
-        pids: dict[int, int] = {}
-        for local_rank in range(self._nproc):
+        carried = {it.local_rank: Orders() for it in self.workers if it.local_rank in keep}
+        for worker in self.workers:
+            self._training.carry(worker, start, self._nproc)
+        pids = {worker.local_rank: worker.pid for worker in self.workers}
+        for local_rank in set(range(self._nproc)) - carried.keys():
             self._pids += 1
             worker = self._training.spawn(self, start, local_rank, self._nproc, self._pids)
             self.workers.append(worker)
             pids[local_rank] = worker.pid
-        self._handle(WorkersSpawned(generation=start.generation, pids=pids))
+            if self._training.restartable:
+                self._later(self._dice.uniform(0.1, 1.0), lambda it=worker: self._at_barrier(it))
+        self._handle(WorkersSpawned(generation=start.generation, pids=pids, carried=carried))
 
-    def _kill(self, generation: int) -> None:
+    def _kill(self, generation: int, keep: frozenset[int]) -> None:
         if self._ending is None:
             self._ending = generation
             self._later(self._dice.uniform(0.01, 0.4) * self.slowness, self._finish_killing)
         self._ending = max(self._ending, generation)
+        self._keep = keep
 
     def _finish_killing(self) -> None:
         assert self._ending is not None, "killing is under way"
@@ -311,10 +382,12 @@ class Node:
             self._later(0.05, self._finish_killing)  # the real launcher's spawn cannot be split
             return
         generation, self._ending = self._ending, None
-        for worker in [item for item in self.workers if item.generation <= generation]:
-            self._training.end(worker, ExitCause(signal=9))
-            self.workers.remove(worker)
-        self._handle(WorkersGone(generation=generation))
+        ended = [item for item in self.workers if item.generation <= generation]
+        for worker in ended:
+            if worker.local_rank not in self._keep or not worker.alive:
+                self._training.end(worker, ExitCause(signal=9))
+                self.workers.remove(worker)
+        self._handle(WorkersGone(generation=generation, kept=self._keep))
 
     def _tick(self) -> None:
         self._later(TICK_S, self._tick)

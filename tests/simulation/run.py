@@ -54,14 +54,20 @@ class Result:
 
 
 def simulate(
-    seed: int, nnodes: int, troubles: Sequence[Trouble] | None = None, *, transcript: bool = False
+    seed: int,
+    nnodes: int,
+    troubles: Sequence[Trouble] | None = None,
+    *,
+    transcript: bool = False,
+    restartable: bool = False,
 ) -> Result:
     """Run one job through faults and out of them.
 
     ``troubles`` happen one after the other once the job runs; None draws them from the seed, and
     an empty sequence is a run without faults.  Raises `BrokenInvariantError`.
     """
-    cluster = Cluster(seed, nnodes, steps=STEPS_DRAWN if troubles is None else STEPS_SCRIPTED)
+    steps = STEPS_DRAWN if troubles is None else STEPS_SCRIPTED
+    cluster = Cluster(seed, nnodes, steps=steps, restartable=restartable)
     if transcript:
         cluster.world.transcript = []
     checkers = Checkers(cluster)

@@ -11,10 +11,12 @@ import pytest
 
 from tests.simulation.checkers import NAMES
 from tests.simulation.run import Result, simulate
+from worker_shim.messages import RestartMode
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = 16
 SEEDS = (1, 2, 6, 10, 12)
+RESTARTABLE_SEEDS = (3, 8, 11, 17)
 
 
 @cache
@@ -30,6 +32,15 @@ def test_a_job_goes_on_after_its_faults_and_breaks_no_invariant(seed: int) -> No
     assert found.faults
     assert found.outcome == "completed", found.reason
     assert found.generations > 1
+
+
+@pytest.mark.parametrize("seed", RESTARTABLE_SEEDS)
+def test_a_job_with_a_restartable_block_breaks_none_either(seed: int) -> None:
+    """Survivors and new processes that meet at a barrier have more orders to meet in."""
+    found = simulate(seed, 6, restartable=True)
+    assert found.outcome == "completed", found.reason
+    modes = {item.decision.mode for item in found.incidents if item.decision is not None}
+    assert modes & {RestartMode.IN_PROCESS, RestartMode.LOCAL_PROCESS}
 
 
 def test_every_checker_had_something_to_look_at() -> None:

@@ -7,6 +7,7 @@ import pytest
 from coordinator.incidents import Outcome
 from tests.simulation.faults import HARMLESS, OF_A_NODE, Trouble
 from tests.simulation.run import Result, convicted_rightly, simulate
+from worker_shim.messages import RestartMode
 
 NODES = 16
 SEED = 3
@@ -49,6 +50,16 @@ def test_only_a_node_that_broke_loses_its_rank(trouble: Trouble) -> None:
     found = result(trouble)
     moved = {move.from_node for incident in found.incidents for move in incident.moves}
     assert moved == (set() if trouble in KEEPS_ITS_NODE else {found.faults[0].node})
+
+
+@pytest.mark.parametrize("trouble", HARMFUL)
+def test_with_a_block_the_survivors_of_one_fault_keep_their_processes(trouble: Trouble) -> None:
+    """One dead process would cost a thousand healthy ones their imports and their model."""
+    found = simulate(SEED, 6, (trouble,), restartable=True)
+    assert (found.outcome, found.generations) == ("completed", 2 + (trouble in TWO_RESTARTS))
+    decision = found.incidents[0].decision
+    assert decision is not None
+    assert decision.mode in (RestartMode.IN_PROCESS, RestartMode.LOCAL_PROCESS)
 
 
 @pytest.mark.parametrize("trouble", sorted(HARMLESS))

@@ -54,6 +54,9 @@ class Host(Protocol):
     def worker_printed_nan(self, worker: "Worker", step: int) -> None:
         """A worker printed a loss that is not finite."""
 
+    def worker_failed(self, worker: "Worker", line: str) -> None:
+        """A worker left its block by an exception, and says so."""
+
 
 @dataclass(eq=False)
 class Worker:
@@ -73,6 +76,10 @@ class Worker:
     collective: int | None = None
     nan_from: int | None = None
     """Step at which its loss stops being a number."""
+    parked: bool = False
+    """It stands at the barrier of its block and runs no generation."""
+    epoch: int = 0
+    """The generation in which it ran its block last."""
 
     def snapshot(self, now: Instant) -> RankSnapshot:
         """Return what its progress page and its machine say of it."""
@@ -129,8 +136,12 @@ class Shard:
 class Training:
     """Every run of the job, and the disk."""
 
-    def __init__(self, world: World, world_size: int, steps: int) -> None:
+    def __init__(
+        self, world: World, world_size: int, steps: int, *, restartable: bool = False
+    ) -> None:
         self.world = world
+        self.restartable = restartable
+        """Whether the script has a block that it runs again."""
         self.world_size = world_size
         self.steps = steps
         self.workers: list[Worker] = []
@@ -151,15 +162,41 @@ class Training:
         worker = Worker(host, rank, local_rank, pid, start.generation, start.topology_version)
         self.workers.append(worker)
         self.changes += 1
+        self.world.note(f"rank {rank} of generation {start.generation} starts on {host.name}")
+        if self.restartable:
+            worker.parked = True
+        else:
+            self.join(worker, start)
+        return worker
+
+    def carry(self, worker: Worker, start: Start, nproc: int) -> None:
+        """Give a worker at the barrier its place in ``start``."""
+        worker.rank = start.group_rank * nproc + worker.local_rank
+        worker.generation, worker.topology_version = start.generation, start.topology_version
+        worker.step = worker.progress_at = worker.collective = worker.nan_from = None
+        self.changes += 1
+
+    def join(self, worker: Worker, start: Start) -> None:
+        """Let a worker run its block in ``start``."""
+        worker.parked, worker.epoch, rank = False, start.generation, worker.rank
+        self.changes += 1
         run = self._run(start)
         if not run.formed and not run.severed:
             run.members[rank] = worker
             if len(run.members) == self.world_size:
                 self.world.later(self._dice.uniform(0.3, 1.5), lambda: self._form(run))
-        self.world.note(f"rank {rank} of generation {start.generation} starts on {host.name}")
         if not start.checkpoints:
             self._save_later(run, worker, BEGINNING)
-        return worker
+
+    def leave(self, worker: Worker) -> None:
+        """Let a worker leave its block: it stands at the barrier, and its peers lose it."""
+        self.changes += 1
+        worker.parked = True
+        run = self.runs[worker.epoch]
+        if run.members.get(worker.rank) is worker:
+            if run.formed and not run.severed:
+                self._cut_off_peers(run, worker)
+            run.severed = True
 
     def end(
         self, worker: Worker, cause: ExitCause, lines: tuple[str, ...] = (), *, silent: bool = False
@@ -174,7 +211,9 @@ class Training:
         self.world.note(f"rank {worker.rank} of generation {worker.generation}: {cause}")
         if not silent:
             worker.host.worker_ended(worker, cause, lines)
-        run = self.runs[worker.generation]
+        run = self.runs.get(worker.generation)
+        if run is None or worker.parked:
+            return
         if cause.clean or run.members.get(worker.rank) is not worker:
             return
         if run.formed and not run.severed and not silent:
@@ -191,6 +230,8 @@ class Training:
 
     def break_loss(self, worker: Worker, *, at_checkpoint: bool) -> None:
         """Let the rank's next loss be not a number, or that of the next step that is saved."""
+        if worker.parked:
+            return
         step = self.runs[worker.generation].step + 1
         worker.nan_from = step + (-step % CHECKPOINT_EVERY if at_checkpoint else 0)
 
@@ -273,8 +314,15 @@ class Training:
                 self._end_later(worker, ExitCause(code=1), (LOST_PEER_LINE,))
 
     def _end_later(self, worker: Worker, cause: ExitCause, lines: tuple[str, ...]) -> None:
+        epoch = worker.epoch
+
         def end() -> None:
-            if worker.hang is None:  # one that hangs does not even notice
+            if worker.hang is not None or worker.parked or worker.epoch != epoch:
+                return  # one that hangs does not even notice; one that left has no peer to lose
+            if self.restartable and not cause.clean and worker.alive:
+                self.leave(worker)
+                worker.host.worker_failed(worker, lines[-1])
+            else:
                 self.end(worker, cause, lines)
 
         self.world.later(self._dice.uniform(0.05, 0.3), end)
