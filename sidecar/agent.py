@@ -350,7 +350,7 @@ class AgentCore:
             rank=self._crew.rank(message.local_rank),
             worker=worker,
             checkpoints=self.checkpoints,
-            chosen=self._crew.start.checkpoints if self._crew.start else (),
+            start=self._crew.start,
         )
         if heard.fault is not None:
             self._fault(heard.fault, now)

@@ -1,9 +1,8 @@
 """What a worker's message means: the answer, and what is to be noted because of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sidecar.api import CheckpointPointer, FaultReport
+from sidecar.api import FaultReport, Start
 from sidecar.checkpoints import CheckpointRecord, checkpoint_answer
 from sidecar.findings import corruption, reported_fault
 from sidecar.names import labels_problem
@@ -21,6 +20,8 @@ from worker_shim.messages import (
     PastBarrier,
     RankLabels,
     Refusal,
+    RendezvousAnswer,
+    RendezvousQuery,
     ScoutStatus,
     SidecarReply,
     WorkerMessage,
@@ -43,7 +44,7 @@ def hear(
     rank: int,
     worker: Worker,
     checkpoints: CheckpointRecord,
-    chosen: Sequence[CheckpointPointer],
+    start: Start | None,
 ) -> Heard:
     """Take in a message of the present generation from global ``rank``."""
     done = Ack(reply_to=seq)
@@ -69,6 +70,7 @@ def hear(
                 return Heard(reply=Refusal(reply_to=seq, reason=refusal), news=fresh)
             return Heard(reply=done, news=True)
         case CheckpointQuery():
+            chosen = start.checkpoints if start else ()
             answer = checkpoint_answer(chosen, message.prefix, seq, message.checkpoint_type)
             return Heard(reply=answer)
         case CheckpointInit():
@@ -76,6 +78,9 @@ def hear(
             if refusal is not None:
                 return Heard(reply=Refusal(reply_to=seq, reason=refusal), news=fresh)
             return Heard(reply=done, news=fresh or bool(message.checkpoint_types))
+        case RendezvousQuery():
+            worker.attached = False  # torchrun itself makes no steps
+            return Heard(reply=_place(start, seq), news=True)
         case ScoutStatus():
             worker.scout = message
             return Heard(reply=done, fault=corruption(message, rank), news=True)
@@ -83,3 +88,17 @@ def hear(
             return Heard(reply=done, news=fresh)
         case AtBarrier() | PastBarrier() | LeftBlock():
             raise AssertionError("where a worker stands is heard by `sidecar.barrier`")
+
+
+def _place(start: Start | None, seq: int) -> RendezvousAnswer | Refusal:
+    if start is None:
+        return Refusal(reply_to=seq, reason="no start has told this node its place yet")
+    return RendezvousAnswer(
+        rank=start.group_rank,
+        nnodes=start.nnodes,
+        master_addr=start.master_addr,
+        master_port=start.master_port,
+        generation=start.generation,
+        topology_version=start.topology_version,
+        reply_to=seq,
+    )

@@ -180,6 +180,28 @@ class LeftBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousQuery:
+    """Which place does this node have?  Asked by torchrun; answered by `RendezvousAnswer`."""
+
+    TYPE: ClassVar[str] = "rdzv_get"
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousAnswer:
+    """This node's group rank of ``nnodes``, and where group rank 0 opens its store."""
+
+    TYPE: ClassVar[str] = "rdzv_info"
+    rank: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    generation: int
+    topology_version: int
+    reply_to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """The connection is alive although nothing happened."""
 
@@ -266,10 +288,11 @@ WorkerMessage = (
     | AtBarrier
     | PastBarrier
     | LeftBlock
+    | RendezvousQuery
     | Heartbeat
     | ScoutStatus
 )
-SidecarReply = Ack | Refusal | CheckpointAnswer | JobStart | JobHalt
+SidecarReply = Ack | Refusal | CheckpointAnswer | RendezvousAnswer | JobStart | JobHalt
 
 WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
     cls.TYPE: cls
@@ -283,12 +306,13 @@ WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
         AtBarrier,
         PastBarrier,
         LeftBlock,
+        RendezvousQuery,
         Heartbeat,
         ScoutStatus,
     )
 }
 SIDECAR_REPLIES: Final[Mapping[str, type[SidecarReply]]] = {
-    cls.TYPE: cls for cls in (Ack, Refusal, CheckpointAnswer, JobStart, JobHalt)
+    cls.TYPE: cls for cls in (Ack, Refusal, CheckpointAnswer, RendezvousAnswer, JobStart, JobHalt)
 }
 
 

@@ -12,6 +12,7 @@ from worker_shim.messages import (
     JobFault,
     RankLabels,
     Refusal,
+    RendezvousQuery,
     RestartMode,
     most_severe,
     reply_frame,
@@ -61,6 +62,7 @@ AROUND = {"client_id": "c", "seq": 4, "generation": 2, "local_rank": 1}
             CheckpointQuery(local_rank=1, prefix="p", checkpoint_type="data_checkpoint"),
             {"type": "ckpt_info_get", "prefix": "p", "checkpoint_type": "data_checkpoint"},
         ),
+        (RendezvousQuery(local_rank=1), {"type": "rdzv_get"}),
         (Heartbeat(local_rank=1), {"type": "heartbeat"}),
     ],
 )
