@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         for scenario in SCENARIOS:
             mark = "" if scenario.default else " (with --all)"
-            sys.stdout.write(f"{scenario.name:<6} {scenario.summary}{mark}\n")
+            sys.stdout.write(f"{scenario.name:<18} {scenario.summary}{mark}\n")
         return 0
     known = {scenario.name: scenario for scenario in SCENARIOS}
     unknown = [name for name in args.only or () if name not in known]

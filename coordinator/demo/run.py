@@ -3,11 +3,13 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from coordinator.cli.errors import UserError
 from coordinator.demo.cluster import Cluster, Layout
+from coordinator.demo.ladder import run_ladder
 from coordinator.demo.reference import find_digest, run_reference
 from coordinator.demo.scenarios import SPARES, WORKERS, Scenario
 from coordinator.demo.show import Result, Screen, named
@@ -49,14 +51,32 @@ def run_demo(script: Path, scenarios: Sequence[Scenario], keep: Path | None) -> 
     """Run ``scenarios`` in turn; return 0 when every culprit was right and the weights match."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=False)
-        return _run(_layout(keep.resolve(), script, scenarios), scenarios)
+        return _run_all(keep.resolve(), script, scenarios)
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as folder:
-        return _run(_layout(Path(folder), script, scenarios), scenarios)
+        return _run_all(Path(folder), script, scenarios)
+
+
+def _run_all(root: Path, script: Path, scenarios: Sequence[Scenario]) -> int:
+    """Run what a job survives in one job, and what ends it in another."""
+    survived = [scenario for scenario in scenarios if not scenario.ends]
+    status = _run(_layout(root, script, survived), survived) if survived else 0
+    if len(survived) == len(scenarios):
+        return status
+    (root / "escalation").mkdir()
+    ended = run_ladder(root / "escalation", script, Screen())
+    return status if ended else 1
 
 
 def _layout(root: Path, script: Path, scenarios: Sequence[Scenario]) -> Layout:
     steps = 2 * STEPS_AT_REST + STEPS_PER_FAULT * len(scenarios)
-    return Layout(root=root, script=script, steps=steps, checkpoint_every=CHECKPOINT_EVERY)
+    in_process = any(scenario.in_process for scenario in scenarios)
+    return Layout(
+        root=root,
+        script=script,
+        steps=steps,
+        checkpoint_every=CHECKPOINT_EVERY,
+        options=("--restart-in-process",) if in_process else (),
+    )
 
 
 def _run(layout: Layout, scenarios: Sequence[Scenario]) -> int:
@@ -101,6 +121,7 @@ def _run(layout: Layout, scenarios: Sequence[Scenario]) -> int:
 
 def _break(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
     before = set(cluster.incident_ids())
+    pids = {name: cluster.worker_pid(name) for name in WORKERS} if scenario.in_process else {}
     injected_ns = time.time_ns()
     injected = scenario.inject(cluster)
     screen.say(f"{scenario.name}: {injected}", "inject")
@@ -111,6 +132,9 @@ def _break(cluster: Cluster, scenario: Scenario, screen: Screen) -> Result:
         milestones = [*first["milestones"][:2], *incident["milestones"][2:]]
         incident = {**incident, "finding": first["finding"], "milestones": milestones}
     result = _result(scenario, injected, injected_ns, incident)
+    for name in pids.keys() - {scenario.expected.node}:
+        if cluster.worker_pid(name) != pids[name] and not result.wrong:
+            result = replace(result, wrong=f"{name} did not keep its process")
     verdict = "right" if not result.wrong else f"WRONG ({result.wrong})"
     screen.say(
         f"{scenario.name}: named {result.named}: {verdict}", "ok" if not result.wrong else "bad"

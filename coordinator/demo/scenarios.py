@@ -42,6 +42,10 @@ class Scenario:
     default: bool = True
     compares: bool = False
     """Ranks compare one another, and can be broken from within."""
+    in_process: bool = False
+    """The script has a restartable block, and whoever did not break keeps his process."""
+    ends: bool = False
+    """No restart cures it: it runs in a job of its own, which must be given up."""
     stops: bool = True
     """The fault stops the job; one that does not is only reported."""
 
@@ -124,6 +128,22 @@ SCENARIOS: Final = (
             kind=FaultKind.GPU_FATAL, node="node-0", rank=0, gpu=0, replaced_by="node-4"
         ),
         inject=_xid,
+    ),
+    Scenario(
+        name="in-process",
+        summary="a worker is killed, and the others train on in the processes they have",
+        expected=Expected(kind=FaultKind.CRASH, node="node-1", rank=1),
+        inject=_kill,
+        default=False,
+        in_process=True,
+    ),
+    Scenario(
+        name="escalation",
+        summary="a worker dies again and again: every level of restart is tried, then the job ends",
+        expected=Expected(kind=FaultKind.CRASH, node="node-1", rank=1),
+        inject=_kill,
+        default=False,
+        ends=True,
     ),
     Scenario(
         name="poison",

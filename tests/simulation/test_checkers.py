@@ -75,9 +75,9 @@ def obey_twice(patch: pytest.MonkeyPatch) -> None:
     """Start every worker two times."""
     real = node.Node._spawn
 
-    def twice(self: node.Node, start: Start) -> None:
-        real(self, start)
-        real(self, start)
+    def twice(self: node.Node, start: Start, keep: frozenset[int]) -> None:
+        real(self, start, keep)
+        real(self, start, keep)
 
     patch.setattr(node.Node, "_spawn", twice)
 
