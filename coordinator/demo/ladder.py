@@ -19,6 +19,8 @@ VICTIM: Final = "node-1"
 WORKERS: Final = ("node-0", VICTIM)
 WITHIN_S: Final = 120.0
 """Longest wait for the end: a first start, three restarts of which two are cold, under load."""
+STEPS_AT_REST: Final = 8
+"""Steps before the first kill: a checkpoint is there then."""
 POLL_S: Final = 0.02
 
 LADDER: Final = (RestartMode.LOCAL_PROCESS, RestartMode.PROCESS, RestartMode.JOB, None)
@@ -48,7 +50,7 @@ def run_ladder(root: Path, script: Path, screen: Screen) -> bool:
     )
     screen.say(f"escalation: a job of its own; rank 1 on {VICTIM} is killed whenever it lives")
     with Cluster(layout=layout, workers=WORKERS, spares=(), spec=SPEC) as cluster:
-        _await_checkpoint(cluster)
+        _await_steps(cluster)
         incidents = _kill_until_the_end(cluster, screen)
     modes = [incident["decision"]["mode"] for incident in incidents]
     right = modes == [None if mode is None else str(mode) for mode in LADDER]
@@ -60,9 +62,9 @@ def run_ladder(root: Path, script: Path, screen: Screen) -> bool:
     return right
 
 
-def _await_checkpoint(cluster: Cluster) -> None:
+def _await_steps(cluster: Cluster) -> None:
     deadline = time.monotonic() + WITHIN_S
-    while not cluster.job()["complete_checkpoints"]:
+    while (cluster.job()["step"] or 0) < STEPS_AT_REST:
         if time.monotonic() > deadline:
             raise UserError(f"the job for the escalation did not start: {cluster.job()['phase']}")
         time.sleep(POLL_S)
