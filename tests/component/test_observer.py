@@ -200,6 +200,20 @@ def test_an_observer_ends_with_its_training_process(start):
     assert all(gone(pid) for pid in observers)
 
 
+def test_an_observer_s_metrics_go_with_its_rank_and_stay_with_its_own_death(start, tmp_path):
+    """A file left of every job that ended would be an alert for ever; none at all, never one."""
+    state = tmp_path / "state"
+    job = start(state_dir=str(state))
+
+    def ranks():
+        return {int(it.stem.rsplit("-", 1)[1]) for it in state.glob("outrider-observer-*.prom")}
+
+    until(lambda: ranks() == {0, 1, 2}, "every observer's metrics")
+    os.kill(job.observer(1), signal.SIGKILL)
+    job.ranks[2].kill()
+    until(lambda: ranks() == {0, 1}, "the metrics of the ended rank to go")
+
+
 def test_a_script_without_a_main_guard_runs_once(start, tmp_path):
     """An observer that imports the script would start training a second time."""
     start()
