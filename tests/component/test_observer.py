@@ -212,6 +212,7 @@ def test_an_observer_s_metrics_go_with_its_rank_and_stay_with_its_own_death(star
     os.kill(job.observer(1), signal.SIGKILL)
     job.ranks[2].kill()
     until(lambda: ranks() == {0, 1}, "the metrics of the ended rank to go")
+    assert ranks() == {0, 1}
 
 
 def test_a_script_without_a_main_guard_runs_once(start, tmp_path):
