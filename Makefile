@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
 .PHONY: bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
-.PHONY: metrics-reference alerts
+.PHONY: metrics-reference alerts pictures check-dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -48,6 +48,16 @@ dashboards: setup  ## write dashboards/*.json from their builders
 
 alerts: setup  ## write alerts/outrider.rules.yaml from its source
 	$(BIN)/python -m alerts.build
+
+pictures: setup-tests  ## draw the README's pictures from the tests' hour of history
+	$(BIN)/python -W ignore -m tests.history.pictures
+
+tools/grafana_schema/node_modules: tools/grafana_schema/package.json
+	cd tools/grafana_schema && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
+check-dashboards: tools/grafana_schema/node_modules  ## dashboards against schemas made from Grafana's types (needs npm)
+	node tools/grafana_schema/check.mjs dashboards/*.json
 
 metrics-reference: setup  ## write docs/metrics.md from the collectors
 	$(BIN)/python -m tools.metrics_reference

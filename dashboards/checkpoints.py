@@ -36,7 +36,7 @@ def _numbers(page: Builder, frames: Frames) -> None:
             "short",
             width=8,
         )
-        .no_value("no checkpoint")
+        .no_value("no step, or no checkpoint")
         .thresholds(parts.thresholds(IDLE))
         .with_target(
             parts.right_now(

@@ -95,7 +95,7 @@ def _counts(page: Builder, frames: Frames) -> None:
             "short",
             width=3,
         )
-        .no_value("no checkpoint")
+        .no_value("no step, or no checkpoint")
         .thresholds(parts.thresholds(IDLE))
         .with_target(
             parts.right_now(

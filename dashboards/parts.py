@@ -253,12 +253,17 @@ def matrix(row: str, column: str) -> list[Builder]:
     ]
 
 
-def table_columns(hide: tuple[str, ...], rename: Mapping[str, str]) -> Builder:
-    """Return the transformation that drops and renames a table's columns."""
-    return model.DataTransformerConfig(
-        id_val="organize",
-        options={"excludeByName": dict.fromkeys(hide, True), "renameByName": dict(rename)},
-    )
+def table_columns(
+    hide: tuple[str, ...], rename: Mapping[str, str], order: tuple[str, ...] = ()
+) -> Builder:
+    """Return the transformation that drops, renames and orders a table's columns."""
+    options: dict[str, object] = {
+        "excludeByName": dict.fromkeys(hide, True),
+        "renameByName": dict(rename),
+    }
+    if order:
+        options["indexByName"] = {name: place for place, name in enumerate(order)}
+    return model.DataTransformerConfig(id_val="organize", options=options)
 
 
 def column(key: str, value: object) -> Builder:

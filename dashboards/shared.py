@@ -61,6 +61,8 @@ LOG_STATES: Final = {
     "hanging": BAD,
     "faulted": LOST,
 }
+SUSPECT: Final = ("node", "gpu", "rank", "kind", "reason", "action", "incident", "Value")
+"""Columns of the suspects, in the order in which one asks."""
 HIDDEN: Final = ("Time", "__name__", "instance", "job", "cluster", "training_job")
 """Columns that every table leaves out: what is chosen above, and where it was scraped."""
 
@@ -82,7 +84,7 @@ def suspects(frames: Frames, *, width: int) -> Builder:
             )
         )
         .with_transformation(
-            parts.table_columns(hide=HIDDEN, rename={"Value": "since", "gpu": "GPU"})
+            parts.table_columns(hide=HIDDEN, rename={"Value": "since", "gpu": "GPU"}, order=SUSPECT)
         )
         .override_by_name("since", [parts.column("unit", "dateTimeFromNow")])
         .override_by_name(

@@ -9,6 +9,7 @@ true ends the check with status 1.
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -28,7 +29,12 @@ PAUSE_S: Final = 0.5
 REQUEST_S_MAX: Final = 10.0
 STEPS_ON: Final = 5
 """Steps that count as going on."""
+NODES: Final = ("node-0", "node-1", "node-2", "node-3")
 CULPRIT: Final = "node-1"
+"""Whose worker is killed."""
+BROKEN: Final = "node-2"
+BROKEN_GPU: Final = "0"
+XID: Final = "79"
 ROOT: Final = Path(__file__).resolve().parents[2]
 FAMILY: Final = re.compile("_(total|bucket|sum|count|info)$")
 """What a metric's samples may have behind the name of their family."""
@@ -122,7 +128,7 @@ def check_watchers(stack: Stack) -> None:
                 if item["health"] != "up"]  # fmt: skip
         require(bool(active) and not down, f"not up: {down}")
         nodes = sorted(item["labels"]["node"] for item in active if "node" in item["labels"])
-        require(nodes == ["node-0", "node-1"], f"nodes {nodes}")
+        require(nodes == list(NODES), f"nodes {nodes}")
         return f"{len(active)} targets up"
 
     def step() -> str:
@@ -223,6 +229,71 @@ def check_recovery(stack: Stack) -> None:
     claim("Prometheus counted the restart", counted)
 
 
+def check_hardware_fault(stack: Stack, inject: Path) -> None:
+    """A GPU that falls off the bus is named by Prometheus and told by Alertmanager."""
+    broken = f'{{node="{BROKEN}",gpu="{BROKEN_GPU}"}}'
+    before = stack.job()
+
+    def series() -> str:
+        fatal = stack.metric(f"outrider_gpu_fatal_xid_errors_total{broken}")
+        severity = stack.metric(f"outrider_gpu_health_severity{broken}")
+        require(fatal >= 1, f"{fatal:.0f} fatal Xids")
+        require(severity == 3, f"severity {severity:.0f}")  # noqa: PLR2004 - fatal
+        others = f"sum(outrider_gpu_fatal_xid_errors_total) - {fatal:.0f} or vector(0)"
+        require(stack.metric(others) == 0, "another GPU is blamed as well")
+        return f"{BROKEN}, GPU {BROKEN_GPU}, {fatal:.0f} fatal Xid"
+
+    def fault() -> str:
+        # A recovery that is over between two scrapes leaves the incident's own series.
+        query = (
+            'max_over_time(outrider_fault_active_since_timestamp_seconds{kind="gpu_fatal"}[5m])'
+            ' or outrider_incident_info{kind="gpu_fatal"}'
+        )
+        found = get(stack.prometheus, "/api/v1/query", query=query)["data"]["result"]
+        named = {(it["metric"]["node"], it["metric"]["gpu"]) for it in found}
+        require((BROKEN, BROKEN_GPU) in named, f"the fault series names {sorted(named)}")
+        require(len(named) == 1, f"somebody else is named as well: {sorted(named)}")
+        return f"node {BROKEN}, GPU {BROKEN_GPU}"
+
+    def told() -> str:
+        alerts = get(stack.alertmanager, "/api/v2/alerts")
+        firing = [it["labels"] for it in alerts if it["status"]["state"] == "active"]
+        fitting = [
+            it for it in firing
+            if it["alertname"] == "OutriderGpuXidFatal"
+            and (it.get("node"), it.get("gpu")) == (BROKEN, BROKEN_GPU)
+        ]  # fmt: skip
+        require(bool(fitting), f"active: {sorted({it['alertname'] for it in firing})}")
+        return f"OutriderGpuXidFatal for {BROKEN}, severity {fitting[0]['severity']}"
+
+    def replaced() -> str:
+        job = stack.job()
+        require(job["phase"] == "running", f"phase {job['phase']}, {job['waiting_for']}")
+        require(BROKEN not in job["world"], f"{BROKEN} still holds ranks")
+        require((job["step"] or 0) > (before["step"] or 0), f"step {job['step']}")
+        return f"{' and '.join(job['world'])}, step {job['step']}"
+
+    command = [str(inject), "xid", BROKEN, BROKEN_GPU, XID]
+    environment = os.environ | {"COMPOSE": shlex.join(stack.compose)}
+    subprocess.run(command, check=True, env=environment)  # noqa: S603 - of this repository
+    claim("Prometheus names the GPU", series)
+    claim("the fault series names node and GPU", fault)
+    claim("the alert fires in Alertmanager", told)
+    claim("the spare takes the broken node's place", replaced)
+
+
+def check_page(stack: Stack) -> None:
+    """The incident's page is served."""
+
+    def served() -> str:
+        with urllib.request.urlopen(f"{stack.coordinator}/incidents/last") as answer:  # noqa: S310
+            text = answer.read().decode()
+        require(BROKEN in text and "<svg" in text, "the page does not name the node")
+        return f"{len(text)} bytes"
+
+    claim("the incident has a page", served)
+
+
 def kill_worker(stack: Stack) -> int:
     """Send SIGKILL to the worker of `CULPRIT` and return its pid inside the container."""
     nodes = get(stack.coordinator, "/v1/nodes")["nodes"]
@@ -258,6 +329,8 @@ def main() -> None:
     if stack.grafana is not None:
         check_grafana(stack.grafana)
     check_recovery(stack)
+    check_hardware_fault(stack, ROOT / "compose/inject.sh")
+    check_page(stack)
     check_vocabulary(stack)
 
 

