@@ -6,11 +6,14 @@ default is filled in.  Each default says why it has its value.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from coordinator.escalation import RestartPolicy
 from coordinator.offenders import OffenderPolicy
 from sidecar.api import FaultKind
+
+STOP_TIMEOUT_S: Final = 20.0
+"""What a node has, beyond the grace, to end processes that do not want to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,7 @@ class JobSettings:
     barrier_s: float = 10.0
     """Longest wait for a rank to come back to its barrier before it gets a new process instead:
     ten times what a script's own clean-up takes."""
-    stop_timeout_s: float = 20.0
+    stop_timeout_s: float = STOP_TIMEOUT_S
     """A node that has not confirmed the stop by then is treated as lost."""
 
     @property

@@ -19,7 +19,7 @@ from coordinator.exit_causes import ExitPolicy, exit_number
 from coordinator.membership import NODES_MAX
 from coordinator.observing import NEVER_OBSERVED
 from coordinator.offenders import OffenderPolicy
-from coordinator.settings import JobSettings
+from coordinator.settings import STOP_TIMEOUT_S, JobSettings
 from coordinator.spec_errors import SpecError, convert, parse_yaml, refusal
 from coordinator.spec_scout import ScoutPolicy
 from coordinator.wording import one_line
@@ -169,6 +169,7 @@ class NodePolicy(
 
     lease_seconds: Annotated[float, Meta(ge=1, le=86_400)] = 15.0
     wait_for_nodes_seconds: Seconds = 600.0
+    stop_grace_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     offender_half_life_seconds: Seconds = OffenderPolicy().half_life_s
     excluded_share_max: Annotated[float, Meta(ge=0, le=1)] = OffenderPolicy().excluded_share_max
 
@@ -268,6 +269,8 @@ class JobSpec(
             inspect_timeout_s=progress.inspect_timeout_milliseconds / 1e3,
             evidence_budget_s=progress.evidence_budget_seconds,
             lease_s=nodes.lease_seconds,
+            stop_grace_s=nodes.stop_grace_seconds,
+            stop_timeout_s=nodes.stop_grace_seconds + STOP_TIMEOUT_S,
             wait_for_nodes_s=nodes.wait_for_nodes_seconds,
             startup_deadline_s=run.startup_deadline_seconds,
             offenders=OffenderPolicy(

@@ -52,9 +52,10 @@ class NodeConfig(
 
     ``coordinator`` is the URL to dial.  ``host`` is the address other nodes reach this one at;
     ``httpHost`` and ``httpPort`` (0: any free one) are where the node's own API listens.
-    ``runDir`` holds the workers' socket. ``kernelLog`` is a file to follow instead of
-    ``/dev/kmsg``; ``gpus`` names devices where NVML cannot; ``xids`` replaces severity or
-    action of a code in the shipped catalogue; ``health`` holds limits of the hardware's
+    ``runDir`` holds the workers' socket.  ``resourceConfigDir`` is where
+    ``pod_resourceconfig.json`` is kept, for scripts that read it.  ``kernelLog`` is a file to
+    follow instead of ``/dev/kmsg``; ``gpus`` names devices where NVML cannot; ``xids`` replaces
+    severity or action of a code in the shipped catalogue; ``health`` holds limits of the hardware's
     judgement and further sources of it. ``logRules`` is a file of log rules beside the job's,
     read again when it is edited; where both have a name, the node's rule holds. ``tokenFile``
     holds the bearer token that guards the API and is shown to the coordinator. ``warmWorkers``
@@ -74,6 +75,7 @@ class NodeConfig(
     labels: dict[str, str] = {}
     log_dir: str = ".outrider/logs"
     run_dir: str = ".outrider/run"
+    resource_config_dir: str | None = None
     kernel_log: str | None = None
     gpus: tuple[GpuAddress, ...] = ()
     xids: dict[Annotated[int, msgspec.Meta(ge=1, le=CODE_MAX)], XidOverride] = {}

@@ -121,6 +121,9 @@ def launch_settings(
         inherited={**os.environ, **mark.environment},
         sole_parent=sole_parent,
         tee=read_tee(config.tee),
+        resource_config=None
+        if config.resource_config_dir is None
+        else Path(config.resource_config_dir).absolute(),
     )
 
 

@@ -30,6 +30,8 @@ class LaunchSettings:
     socket_path: str
     inherited: Mapping[str, str]
     sole_parent: bool = False
+    resource_config: Path | None = None
+    """The folder of ``pod_resourceconfig.json``; None where no script asks for it."""
     tee: Mapping[int | None, int] = field(default_factory=dict)
     """Which output is shown on the terminal as well: see `sidecar.workers.tee.read_tee`."""
 

@@ -33,13 +33,14 @@ from sidecar.workers.orphans import (
     kill_orphans,
 )
 from sidecar.workers.pages import ProgressPages
+from sidecar.workers.polite import Courtesy
 from sidecar.workers.processes import (
     become_subreaper,
     die_with_parent,
-    process_state,
     reap,
     signal_group,
 )
+from sidecar.workers.resource_config import write_resource_config
 from sidecar.workers.tee import Tee
 from sidecar.workers.warm_pool import WarmPool, WarmStartError
 
@@ -134,6 +135,7 @@ class Launcher:
         started: list[Worker] = []
         carried: dict[int, Orders] = {}
         try:
+            write_resource_config(self._settings.resource_config, start)
             for local_rank in sorted(missing):
                 started.append(self._spawn_one(start, local_rank))  # noqa: PERF401 - kept on error
             for worker in living:
@@ -325,14 +327,12 @@ class Launcher:
     # --- ending ---------------------------------------------------------------------------
 
     async def _end(self, ending: _Ending) -> None:
-        for worker in self._meant(ending):
-            signal_group(worker.pid, signal.SIGTERM)
         loop = asyncio.get_running_loop()
+        courtesy = Courtesy(loop.time())
+        courtesy.ask((it.pid for it in self._meant(ending)), ending.deadline, loop.time())
         while loop.time() < ending.deadline and self._meant(ending):
-            for worker in self._meant(ending):
-                if process_state(worker.pid) in "Tt":  # it cannot hear a polite signal
-                    signal_group(worker.pid, signal.SIGKILL)
             await _changed(ending, min(STATE_POLL_S, ending.deadline - loop.time()))
+            courtesy.ask((it.pid for it in self._meant(ending)), ending.deadline, loop.time())
         await self._kill_until_gone(ending)
         self._ending = None
         self._pages.remove(ending.generation, keep=ending.keep)

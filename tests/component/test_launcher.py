@@ -260,6 +260,85 @@ def test_a_polite_stop_lets_a_worker_finish_and_a_stopped_one_does_not_hold_it_u
     asyncio.run(scenario())
 
 
+def test_a_worker_that_handles_sigusr1_may_save_and_one_that_does_not_gets_sigterm(tmp_path):
+    """Half of an hour's work is lost for want of a signal that the script waits for."""
+    script = """
+        import os, signal, sys, time
+        def leave(number, _):
+            print("asked by", number, flush=True)
+            sys.exit(0 if number == signal.SIGUSR1 else 7)
+        if os.environ["LOCAL_RANK"] == "0":
+            signal.signal(signal.SIGUSR1, leave)
+        signal.signal(signal.SIGTERM, leave)
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.05)
+        """
+
+    async def scenario() -> None:
+        node = Node(tmp_path, script, nproc=2)
+        node.launcher.spawn(start_of())
+        await node.wait(lambda: all("ready" in node.log(rank) for rank in (2, 3)))
+        node.launcher.kill(1, grace_s=600.0)
+        await node.wait(lambda: node.seen(WorkersGone))
+        causes = {event.local_rank: event.cause for event in node.seen(WorkerExited)}
+        assert causes == {0: ExitCause(code=0), 1: ExitCause(code=7)}
+        assert f"asked by {int(signal.SIGUSR1)}" in node.log(rank=2)
+        assert f"asked by {int(signal.SIGTERM)}" in node.log(rank=3)
+        await node.close()
+
+    asyncio.run(scenario())
+
+
+def test_after_half_of_the_time_sigterm_follows_and_then_the_kill(tmp_path):
+    """A save that hangs must not hold the whole fleet for ever."""
+    script = """
+        import signal, time
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, lambda number, _: print("heard", number, flush=True))
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.05)
+        """
+
+    async def scenario() -> None:
+        node = Node(tmp_path, script, nproc=1)
+        node.launcher.spawn(start_of())
+        rank = start_of().group_rank
+        await node.wait(lambda: "ready" in node.log(rank))
+        node.launcher.kill(1, grace_s=3.0)
+        await node.wait(lambda: node.seen(WorkersGone))
+        heard = [line for line in node.log(rank).splitlines() if line.startswith("heard")]
+        assert heard == [f"heard {int(signal.SIGUSR1)}", f"heard {int(signal.SIGTERM)}"]
+        assert node.seen(WorkerExited)[0].cause == ExitCause(signal=9)
+        await node.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_table_of_addresses_stands_whole_before_a_worker_starts(tmp_path):
+    """A script that reads half a table, or yesterday's, dials a node that is gone."""
+    folder = tmp_path / "input" / "config"
+    script = f"""
+        print(open({str(folder / "pod_resourceconfig.json")!r}).read(), flush=True)
+        """
+
+    async def scenario() -> None:
+        node = Node(tmp_path, script, nproc=1, resource_config=folder)
+        start = start_of(node_hosts=("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+        node.launcher.spawn(start)
+        await node.wait(lambda: node.seen(WorkerExited))
+        assert json.loads(node.log(start.group_rank)) == {
+            "ips": ["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+            "current_pod_ip": "10.0.0.2",
+            "ips_timestamp": str(start.topology_version),
+        }
+        assert [path.name for path in folder.iterdir()] == ["pod_resourceconfig.json"]
+        await node.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_harsher_stop_cuts_the_grace_of_one_under_way(tmp_path):
     """An operator could not force a stop that a worker ignores."""
     script = """
