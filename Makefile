@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 .PHONY: bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
 .PHONY: metrics-reference alerts pictures check-dashboards
+.PHONY: bench-scout bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
+.PHONY: metrics-reference alerts
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -89,6 +91,9 @@ bench-sidecar-idle: setup  ## what a sidecar costs while nothing is wrong, besid
 
 bench-progress: setup  ## what publishing progress costs a step, and torn reads
 	$(BIN)/python -m benchmarks.progress --pairs $(or $(PAIRS),200)
+
+bench-scout: setup  ## what comparing ranks costs, who is named for 336 corruptions, false verdicts
+	$(BIN)/python -m benchmarks.scout_overhead --healthy $(or $(HEALTHY),2000) --large $(or $(LARGE),1)
 
 bench-signature: setup  ## the tensor digest's speed and misses, beside torch's own
 	$(BIN)/python -m benchmarks.signature --trials $(or $(TRIALS),6000)

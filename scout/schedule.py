@@ -64,7 +64,8 @@ class Schedule:
             own = self.config.interval_of(recipe)
             if own == 0:
                 continue
-            is_due = step == self._next and self._next > 0 if own == INHERIT else step % own == 0
+            # A step that was missed, because nothing was known of the model yet, is made up for.
+            is_due = 0 < self._next <= step if own == INHERIT else step % own == 0
             if is_due:
                 found.append(recipe)
         return tuple(found)

@@ -7,6 +7,7 @@ that torch knows needs no code here.
 import contextlib
 import random
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,18 @@ class Autocast:
 
     enabled: bool
     dtype: Any
+
+
+def spent_s(device: Any) -> float:
+    """Return a clock for work on ``device``: what the process computed where that is a CPU.
+
+    Ranks that share cores wait for one another through no fault of their own, and processor time
+    does not count waiting.  An accelerator is waited for, and has nobody else to serve.
+    """
+    if device.type == "cpu":
+        return time.process_time()
+    synchronize(device)
+    return time.perf_counter()
 
 
 def synchronize(device: Any) -> None:

@@ -197,8 +197,7 @@ def _run(prepared: Prepared, device: Any) -> Replayed:
     inputs: list[Any] = []
     args, kwargs = map_tensors((prepared.args, prepared.kwargs), lambda it: _fresh(it, inputs))
     wants_grad = any(prepared.wants_grad)
-    on.synchronize(device)
-    started = time.perf_counter()
+    started = on.spent_s(device)
     with torch.set_grad_enabled(wants_grad), on.autocast(device, prepared.autocast):
         outputs = tensors_of(copy(*args, **kwargs))
     input_grads: Sequence[Any] = ()
@@ -210,12 +209,12 @@ def _run(prepared: Prepared, device: Any) -> Replayed:
             heads, [*inputs, *weights], grad_outputs=prepared.gradients, allow_unused=True
         )
         input_grads, parameter_grads = found[: len(inputs)], found[len(inputs) :]
-    on.synchronize(device)
+    took_ms = (on.spent_s(device) - started) * 1000
     return Replayed(
         output=[it.detach() for it in outputs],
         input_gradient=[it for it in input_grads if it is not None],
         parameter_gradient=[it for it in parameter_grads if it is not None],
-        took_ms=(time.perf_counter() - started) * 1000,
+        took_ms=took_ms,
     )
 
 

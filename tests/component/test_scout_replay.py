@@ -19,6 +19,14 @@ DDP = {
     "optimizer": {"fault": {"kind": "optimizer", "rank": 1, "bit": 20}},
     "raise": {"fault": {"kind": "raise", "rank": 1}},
     "uncalled": {"fault": {"kind": "uncalled", "rank": 1}},
+    "slower": {
+        "fault": {"kind": "slower", "rank": 1, "step": 2, "factor": 3.0},
+        "steps": 6,
+        "width": 128,
+        "batch": 16,
+        "config": {"check_interval": 1},
+        "stragglers": {"ms": 1.0, "ratio": 1.3},
+    },
     "bare": {"protected": False},
     "sgd": {"optimizer": "SGD", "config": {"check_interval": 0}},
     "fsdp": {"regime": "fsdp"},
@@ -150,6 +158,16 @@ def test_a_check_that_cannot_run_accuses_nobody(ddp, name, why):
         assert result["type"] == "NotReady"
         assert why in result["why"]
         assert told["faults"] == []
+
+
+def test_a_rank_that_computes_slowly_is_named_and_its_values_are_trusted(ddp):
+    """A throttled processor slows the whole job down, and nobody knows whose it is."""
+    for told in ddp["slower"]:
+        result = told["results"][-1]
+        assert result["straggler_bitmap"] == [0, 1, 0]
+        assert not result["job_disagrees"]
+        assert told["trust"][-1][1] == "recovery_verified"
+        assert {it["kind"] for it in told["faults"]} == {"straggler"}
 
 
 def test_an_interval_of_zero_checks_nothing_by_itself(ddp):

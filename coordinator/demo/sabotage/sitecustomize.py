@@ -15,7 +15,7 @@ from typing import Any, Final
 
 BIT: Final = 24
 """An exponent bit of fp32: the value becomes four times as large or small, and stays a number."""
-SLOWER: Final = 12.0
+SLOWER: Final = 4.0
 
 
 def flip_a_bit(*_: Any) -> None:
