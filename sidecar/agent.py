@@ -270,8 +270,8 @@ class AgentCore:
         if self.state is AgentState.SHUTDOWN:
             return [], None
         self._move(Trigger.SHUTDOWN_COMMANDED, now)
-        self._exit_code = shutdown.exit_code
-        self._crew.stopping, self._shut_by = None, after(now, SHUTDOWN_MAX)
+        self._crew.shut(self._generation)
+        self._exit_code, self._shut_by = shutdown.exit_code, after(now, SHUTDOWN_MAX)
         said = Say(level="INFO", text=f"shutting down: {shutdown.reason}")
         return [said, KillWorkers(generation=self._generation, grace_s=0.0)], None
 

@@ -117,13 +117,17 @@ class Crew:
     def stop(self, stop: Stop, now: Instant) -> list[Effect]:
         """Begin a stop, or a deeper one in the place of the one that is under way."""
         self.stopping = Stopping.begin(stop, self.barrier.restartable, now)
-        answers: list[AnswerWorker] = []
-        if stop.restart_mode is RestartMode.IN_PROCESS:
-            count = self.start.fault_count + 1 if self.start else 0
-            answers = self.barrier.halt(stop.generation, count, stop.reason)
+        count = self.start.fault_count + 1 if self.start else 0
+        called = self.barrier.halt(stop.generation, count, stop.reason)
+        answers = called if stop.restart_mode is RestartMode.IN_PROCESS else []
         stuck = (local for local, worker in self.workers.items() if worker.is_stuck)
         said = self._given_up(self.stopping.give_up(stuck), STUCK)
         return [*answers, *said, self._kill(self.stopping, stop.grace_s)]
+
+    def shut(self, generation: int) -> None:
+        """Let nobody pass the barrier any more: the node is going away."""
+        self.stopping = None
+        self.barrier.halt(generation, 0, "the node shuts down")
 
     def go_on_stopping(self, now: Instant) -> list[Effect]:
         """Give up who is late or stuck, and kill again what should be gone."""
