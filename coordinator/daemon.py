@@ -38,7 +38,9 @@ from coordinator.settings import JobSettings
 from coordinator.streams import drop
 from sidecar.drive import drive, monotonic
 from sidecar.file_limit import allow_files
+from sidecar.http_faults import server_log
 from sidecar.loop_lag import LoopLag
+from sidecar.names import host_problem
 
 INBOX_EVENTS_MAX: Final = 65_536
 """Events that may wait for the core: each link then waits to be read, which slows its sender."""
@@ -118,7 +120,10 @@ async def run_coordinator(
 
 
 def check_bind(config: CoordinatorConfig) -> None:
-    """Refuse to let strangers stop the job.  Raises `CoordinatorError`."""
+    """Refuse what is no address, and to let strangers stop the job.  Raises `CoordinatorError`."""
+    reason = host_problem(config.host)
+    if reason is not None:
+        raise CoordinatorError(f"--host {reason}")
     if config.token is not None or config.allow_insecure_bind or _loopback(config.host):
         return
     raise CoordinatorError(
@@ -189,7 +194,10 @@ class _Coordinator:
     async def run(self, stop: asyncio.Event, listening: Announce) -> int:
         """Serve until the end."""
         runner = web.AppRunner(
-            self._application(), access_log=None, shutdown_timeout=HANDLERS_END_S
+            self._application(),
+            access_log=None,
+            logger=server_log(),
+            shutdown_timeout=HANDLERS_END_S,
         )
         await runner.setup()
         url_file = self._config.state_dir / URL_NAME
@@ -321,7 +329,9 @@ async def _listen(runner: web.AppRunner, config: CoordinatorConfig) -> str:
                 f"port {config.port} on {config.host} is taken; give another --port, or 0 for any"
                 " free one"
             ) from error
-        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        # The resolver's own errors have negative numbers, and their text is with them.
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise CoordinatorError(
             f"cannot listen on {config.host}:{config.port} ({why}); give an address of this"
             " machine as --host"

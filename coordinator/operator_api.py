@@ -37,6 +37,7 @@ from coordinator.view import JobView, NodeStatus
 from coordinator.wording import one_line
 from sidecar.api import UPLINK_PATH
 from sidecar.codec import to_plain
+from sidecar.whole_numbers import whole_number
 
 T = TypeVar("T")
 
@@ -228,10 +229,10 @@ class OperatorApi:
 
     async def incidents(self, request: web.Request) -> web.Response:
         """List incidents."""
-        text = request.query.get("limit", str(INCIDENTS_LISTED_DEFAULT))
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= INCIDENTS_LISTED_MAX:
+        limit = whole_number(request.query.get("limit", str(INCIDENTS_LISTED_DEFAULT)))
+        if limit is None or not 1 <= limit <= INCIDENTS_LISTED_MAX:
             raise web.HTTPBadRequest(text=f"limit must be 1 to {INCIDENTS_LISTED_MAX}")
-        found = await self._journal.incidents(self._view().job, int(text))
+        found = await self._journal.incidents(self._view().job, limit)
         return _answer(IncidentList(incidents=tuple(map(summary, found))))
 
     async def incident(self, request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from sidecar.field_errors import explained
+from sidecar.http_faults import read_bytes
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ async def read_body(request: web.Request, cls: type[T]) -> T:
     """
     if request.content_type != "application/json":  # a web page cannot send this unasked
         raise web.HTTPUnsupportedMediaType(text="the body must be sent as application/json")
-    data = await request.read()
+    data = await read_bytes(request)
     try:
         plain = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -24,6 +24,7 @@ from sidecar.http_bodies import (
     stop_command,
     updated,
 )
+from sidecar.http_faults import read_bytes, server_log
 
 BODY_BYTES_MAX: Final = 8 << 20
 """A start for 100,000 nodes names as many addresses."""
@@ -92,7 +93,11 @@ class ApiServer:
             ]
         )
         self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=END_S_MAX
+            app,
+            access_log=None,
+            logger=server_log(),
+            handle_signals=False,
+            shutdown_timeout=END_S_MAX,
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port).start()
@@ -190,7 +195,8 @@ class ApiServer:
             detail = [{"loc": location, "msg": error.reason, "type": "value_error"}]
             return _response(422, {"detail": detail})
         except web.HTTPException as error:
-            return _problem(error.status, error.reason)
+            own_words = error.text if error.status == web.HTTPBadRequest.status_code else None
+            return _problem(error.status, own_words or error.reason)
 
     def _admitted(self, request: web.Request) -> bool:
         if self._token is None or request.path in _UNGUARDED:
@@ -201,7 +207,7 @@ class ApiServer:
 
 async def _json(request: web.Request, *, required: bool) -> Any:
     """Return the body's JSON value, whatever content type it claims; None when it is empty."""
-    data = await request.read()
+    data = await read_bytes(request)
     if not data.strip():
         if required:
             raise BodyError("", "a JSON object is required")

@@ -6,11 +6,13 @@ is not known here.
 """
 
 import os
+import queue
 import select
 import stat
+import threading
 import time
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 PIPE_WAIT_S_MAX: Final = 10.0
 """Longest wait for a pipe's writer: a program that fills in a template is done in a moment."""
@@ -44,6 +46,31 @@ def read_given_text(path: Path, bytes_max: int) -> str:
         return read_given(path, bytes_max).decode()
     except UnicodeDecodeError as error:
         raise GivenFileError(f"byte {error.start} is not UTF-8; is it text?") from error
+
+
+def open_given(path: Path) -> BinaryIO:
+    """Open the file or pipe at ``path``, of any length.  Raises `GivenFileError`."""
+    reason = endless_kind(path)
+    if reason is not None:
+        raise GivenFileError(reason)
+    opened: queue.SimpleQueue[BinaryIO | OSError | ValueError] = queue.SimpleQueue()
+
+    def open_it() -> None:  # a pipe's opening waits for its writer, perhaps for good
+        try:
+            opened.put(path.open("rb"))
+        except (OSError, ValueError) as error:
+            opened.put(error)
+
+    threading.Thread(target=open_it, daemon=True).start()
+    try:
+        stream = opened.get(timeout=PIPE_WAIT_S_MAX)
+    except queue.Empty:
+        raise GivenFileError(
+            f"nobody opened this pipe to write into it for {PIPE_WAIT_S_MAX:g} s"
+        ) from None
+    if isinstance(stream, OSError | ValueError):
+        raise GivenFileError(system_reason(stream)) from stream
+    return stream
 
 
 def endless_kind(path: Path) -> str | None:

@@ -16,6 +16,8 @@ from sidecar.api import AgentState, CheckpointPointer, Start, StatusReport, Stop
 from sidecar.codec import to_plain
 from sidecar.field_errors import explained
 from sidecar.logs.rules import RuleError, parse_rules
+from sidecar.names import shown
+from sidecar.whole_numbers import whole_number
 from worker_shim.messages import RestartMode
 
 GRACE_DEFAULT_S: Final = 15.0
@@ -260,19 +262,17 @@ def _check(body: UpdateBody, known: tuple[str, ...]) -> None:
 
 
 def _port(value: int | str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if not isinstance(value, int) or not 1 <= value <= 65535:  # noqa: PLR2004 - TCP's range
-        raise BodyError("master_port", f"{value!r} is not a port from 1 to 65535")
-    return value
+    number = whole_number(value) if isinstance(value, str) else value
+    if number is None or not 1 <= number <= 65535:  # noqa: PLR2004 - TCP's range
+        raise BodyError("master_port", f"{shown(str(value))} is not a port from 1 to 65535")
+    return number
 
 
 def _count(prefix: str, value: int | str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if not isinstance(value, int) or value < 0:
-        raise BodyError(f"progress.{prefix}.progressCount", f"{value!r} is not a step")
-    return value
+    number = whole_number(value) if isinstance(value, str) else value
+    if number is None or number < 0:
+        raise BodyError(f"progress.{prefix}.progressCount", f"{shown(str(value))} is not a step")
+    return number
 
 
 def _hosts(body: UpdateBody, known: tuple[str, ...]) -> tuple[str, ...]:

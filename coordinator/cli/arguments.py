@@ -46,7 +46,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coordinator",
         metavar="URL",
-        default=os.environ.get(URL_ENV, DEFAULT_URL),
+        default=os.environ.get(URL_ENV) or DEFAULT_URL,
         help=f"coordinator to ask (default: ${URL_ENV} or {DEFAULT_URL})",
     )
     add_token_file(parser)
@@ -58,8 +58,8 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        type=Path,
-        default=None if default is None else Path(default),
+        type=given_path,
+        default=Path(default) if default else None,
         help=f"file with the coordinator's bearer token (default: ${TOKEN_FILE_ENV})",
     )
 
@@ -80,6 +80,18 @@ def read_token(path: Path | None) -> str | None:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(f"--token-file {path} must hold one word of ASCII characters, the token")
     return token
+
+
+def given_path(text: str) -> Path:
+    """Return the path that ``text`` is; an empty one is mostly a variable that is not set."""
+    return Path(given_name(text))
+
+
+def given_name(text: str) -> str:
+    """Return ``text``, which names a file or a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; name a file or a folder")
+    return text
 
 
 def positive(text: str) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator.cli.arguments import (
     DEFAULT_PORT,
     add_token_file,
+    given_path,
     port,
     read_token,
     seconds,
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--offenders",
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help="where all jobs remember which nodes broke (default: offenders.sqlite in --state-dir, "
         "or beside the jobs' own where that is not given)",
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_job(parser: argparse.ArgumentParser) -> None:
     """Add which job it is: a file, or the three numbers that a plain one needs."""
     job = parser.add_argument_group("the job")
-    job.add_argument("--job-spec", type=Path, metavar="FILE", help="the job as YAML")
+    job.add_argument("--job-spec", type=given_path, metavar="FILE", help="the job as YAML")
     job.add_argument("--job", metavar="NAME", help="the job's name, where there is no file")
     job.add_argument(
         "--nnodes",
@@ -90,7 +91,7 @@ def add_state_dir(parser: argparse._ActionsContainer, default: str) -> None:
     """Add where the journal is kept; ``default`` says where that is unless told otherwise."""
     parser.add_argument(
         "--state-dir",
-        type=Path,
+        type=given_path,
         metavar="DIR",
         help=f"where the journal is kept (default: {default})",
     )

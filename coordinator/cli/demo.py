@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from coordinator.cli.arguments import given_path
 from coordinator.cli.errors import UserError
 
 SCRIPT: Final = Path(__file__).resolve().parents[2] / "examples" / "pytorch_ddp" / "train.py"
@@ -20,10 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--all", action="store_true", help="run every scenario there is")
     parser.add_argument(
-        "--keep", metavar="DIR", type=Path, help="keep logs, journal and checkpoints in a new DIR"
+        "--keep",
+        metavar="DIR",
+        type=given_path,
+        help="keep logs, journal and checkpoints in a new DIR",
     )
     parser.add_argument(
-        "--script", type=Path, default=SCRIPT, help="the training script (default: the example's)"
+        "--script",
+        type=given_path,
+        default=SCRIPT,
+        help="the training script (default: the example's)",
     )
 
 

@@ -3,10 +3,9 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from coordinator.cli.arguments import add_target
+from coordinator.cli.arguments import add_target, given_path
 from coordinator.cli.client import Client
 from coordinator.cli.errors import UserError
 from coordinator.incident_list import NotOneIncidentError, pick, summary
@@ -35,7 +34,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     parser.add_argument(
         "--state-dir",
-        type=Path,
+        type=given_path,
         metavar="DIR",
         help="read the journal in DIR instead, with no coordinator running",
     )

@@ -39,8 +39,14 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[int]], *, sigterm
     reason = allow_files(0)
     if reason is not None:
         raise UserError(reason)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    try:
         return runner.run(_supervise(main, sigterm))
+    finally:
+        try:
+            runner.close()
+        except (OSError, RuntimeError) as error:  # tidying needs descriptors too
+            log.warning("the event loop was left as it was: %s", error.__context__ or error)
 
 
 async def _supervise(main: Callable[[asyncio.Event], Awaitable[int]], sigterm: int) -> int:

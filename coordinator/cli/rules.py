@@ -7,11 +7,10 @@ sub-command needs it, so that ``--help`` stays quick.
 import argparse
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from coordinator.cli.arguments import add_json
+from coordinator.cli.arguments import add_json, given_name, given_path
 from coordinator.cli.console import cell, console, print_json, table
 from coordinator.cli.errors import UserError
 from coordinator.cli.rules_file import AUTO, read_document, rules_of, spec_problem
@@ -28,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--markdown", action="store_true", help="print the table of the docs")
     add_json(listing)
     check = _action(commands, "check", "say everything that is wrong with rules")
-    check.add_argument("rules", type=Path, metavar="RULES", help="a list of rules, or a job spec")
+    check.add_argument(
+        "rules", type=given_path, metavar="RULES", help="a list of rules, or a job spec"
+    )
     add_json(check)
     test = _action(commands, "test", "replay a log and show what the rules make of it")
     test.add_argument(
@@ -37,13 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     test.add_argument(
         "inputs",
         nargs="+",
+        type=given_name,
         metavar="RULES LOG",
         help=f"rules (a file, or {AUTO} for the shipped ones that fit the log) and the log, - "
         "for standard input",
     )
     add_json(test)
     suggest = _action(commands, "suggest", "say which rules fit a log, with values from it")
-    suggest.add_argument("log", metavar="LOG", help="a job's output, - for standard input")
+    suggest.add_argument(
+        "log", type=given_name, metavar="LOG", help="a job's output, - for standard input"
+    )
     add_json(suggest)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.cli.errors import UserError
-from sidecar.given_files import endless_kind, system_reason
+from sidecar.given_files import GivenFileError, open_given, system_reason
 from sidecar.logs.pieces import Piece, pieces
 
 STANDARD_INPUT: Final = "-"
@@ -22,10 +22,10 @@ def open_log(name: str) -> Iterator[Iterator[Piece]]:
                 raise UserError("standard input is closed; give the log's file instead of -")
             yield pieces(sys.stdin.buffer)
             return
-        if (reason := endless_kind(Path(name))) is not None:
-            raise UserError(f"{name} cannot be read: {reason}")
-        with Path(name).open("rb") as stream:
+        with open_given(Path(name)) as stream:
             yield pieces(stream)
+    except GivenFileError as error:
+        raise UserError(f"{name} cannot be read: {error}") from error
     except (OSError, ValueError) as error:
         if isinstance(error, BrokenPipeError):  # of our own output, not of the log
             raise

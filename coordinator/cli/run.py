@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
-from coordinator.cli.arguments import DEFAULT_PORT, add_target, port, read_token
+from coordinator.cli.arguments import DEFAULT_PORT, add_target, given_name, port, read_token
 from coordinator.cli.client import Client
 from coordinator.cli.coordinator import (
     add_job,
@@ -30,6 +30,8 @@ from coordinator.cli.coordinator import (
 )
 from coordinator.cli.errors import TERMINATED, UNREACHABLE, UserError
 from coordinator.cli.log_lines import start_logging
+from sidecar.names import shown
+from sidecar.whole_numbers import whole_number
 
 if TYPE_CHECKING:  # the real imports wait until the command line is known to be right
     from sidecar.config import NodeConfig
@@ -117,10 +119,14 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
         help="PCI address of a device, where NVML cannot tell (may be repeated)",
     )
     node.add_argument(
-        "--kernel-log", metavar="FILE", help="kernel log to follow instead of /dev/kmsg"
+        "--kernel-log",
+        type=given_name,
+        metavar="FILE",
+        help="kernel log to follow instead of /dev/kmsg",
     )
     node.add_argument(
         "--log-rules",
+        type=given_name,
         metavar="FILE",
         help="log rules of this node beside the job's; read again when the file is edited",
     )
@@ -152,6 +158,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     places.add_argument(
         "--log-dir",
         metavar="DIR",
+        type=given_name,
         default=LOG_DIR,
         help=f"each run's output goes to a new folder in DIR/JOB/NODE (default: {LOG_DIR})",
     )
@@ -163,7 +170,10 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         " or by local rank, as in 0:3,1:2",
     )
     places.add_argument(
-        "--run-dir", metavar="DIR", help="folder of the workers' socket (default: a private one)"
+        "--run-dir",
+        type=given_name,
+        metavar="DIR",
+        help="folder of the workers' socket (default: a private one)",
     )
     add_state_dir(places, "with --standalone, `state` in the run's folder")
 
@@ -345,15 +355,16 @@ def _usual_port() -> int:
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not KEY=VALUE")
     return key, value
 
 
 def _gpu(text: str) -> tuple[int, str]:
-    index, equals, pci = text.partition("=")
-    if not equals or not index.isascii() or not index.isdigit() or not pci:
-        raise argparse.ArgumentTypeError(f"{text!r} is not INDEX=PCI, such as 0=0000:3b:00.0")
-    return int(index), pci
+    name, equals, pci = text.partition("=")
+    index = whole_number(name)
+    if not equals or index is None or not pci:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not INDEX=PCI, such as 0=0000:3b:00.0")
+    return index, pci
 
 
 class _Noted(argparse.Action):

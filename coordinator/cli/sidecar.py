@@ -5,6 +5,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.cli.arguments import given_path
 from coordinator.cli.errors import TERMINATED, UserError
 from coordinator.cli.log_lines import start_logging
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:  # the real imports wait until the command line is known to be
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``outrider sidecar``."""
     parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="this node as YAML"
+        "--config", type=given_path, required=True, metavar="FILE", help="this node as YAML"
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more")
 

@@ -173,9 +173,8 @@ def _gpu(environment: Mapping[str, str], local_rank: int) -> int | None:
     """Return the physical device of a local rank, where the environment tells."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     devices = [] if visible is None else visible.split(",")
-    if not local_rank < len(devices) or not devices[local_rank].strip().isdigit():
-        return None
-    return int(devices[local_rank])
+    device = devices[local_rank].strip() if local_rank < len(devices) else ""
+    return int(device) if device.isascii() and device.isdigit() and len(device) < 4 else None  # noqa: PLR2004
 
 
 def _degraded(trouble: str) -> ObserverHandle:

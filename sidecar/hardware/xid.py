@@ -22,6 +22,7 @@ from sidecar.hardware.catalogue import (
 )
 from sidecar.hardware.kernel_line import kernel_text
 from sidecar.hardware.pci import normalise_pci
+from sidecar.whole_numbers import whole_number
 
 __all__ = [
     "CATALOGUE",
@@ -304,7 +305,7 @@ def read_xid(text: str) -> XidEvent | None:
     return XidEvent(
         code=code,
         pci=pci,
-        pid=int(pid) if pid.isascii() and pid.isdigit() else None,
+        pid=whole_number(pid),
         process=name if name and name != "<unknown>" else None,
         text=rest,
         gpu_instance=_number(found["gi"]),

@@ -350,11 +350,10 @@ class Launcher:
                 signal_group(worker.pid, signal.SIGKILL)
             family = self._family(ending.generation, ending.keep)
             left = await asyncio.to_thread(kill_orphans, family)
-            if not left and not self._meant(ending):
+            if left.nobody and not self._meant(ending):
                 return
             if loop.time() >= complain_at:
-                names = sorted({*left, *(w.pid for w in self._meant(ending))})
-                _LOG.warning("processes %s outlive SIGKILL; they hang in the kernel", names)
+                _LOG.warning("%s", left.told(worker.pid for worker in self._meant(ending)))
                 complain_at = loop.time() + STUCK_WARNING_S
             await _changed(ending, STATE_POLL_S)
 

@@ -6,7 +6,7 @@ carries a worker's mark, or descends from such a one.  Nobody else is touched, w
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,28 +43,55 @@ class Family:
     sole_parent: bool
 
 
-def kill_orphans(family: Family) -> tuple[int, ...]:
-    """Kill and reap orphans; return the pids that need another look."""
-    table = all_processes()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What needs another look: orphans by pid, and why some may not have been seen at all."""
+
+    pids: tuple[int, ...]
+    unseen: str | None
+
+    @property
+    def nobody(self) -> bool:
+        """Whether all was seen and none is left."""
+        return not self.pids and self.unseen is None
+
+    def told(self, workers: Iterable[int]) -> str:
+        """Return one sentence about those and the ``workers`` that outlive SIGKILL as well."""
+        if self.unseen is not None:
+            return f"whether every process has ended cannot be seen ({self.unseen}); looking again"
+        pids = sorted({*self.pids, *workers})
+        return f"processes {pids} outlive SIGKILL; they hang in the kernel"
+
+
+def kill_orphans(family: Family) -> Left:
+    """Kill and reap orphans; return what needs another look."""
     left: list[int] = []
-    for pid in sorted(_orphans(family, table)):
-        info = table[pid]
-        if info.state != "Z":
-            signal_process(info, signal.SIGKILL)
-            left.append(pid)
-        elif info.parent == os.getpid():
-            reap(pid)
-        else:  # becomes ours to reap when its parent is gone
-            left.append(pid)
-    return tuple(left)
+    try:
+        table = all_processes()
+        for pid in sorted(_orphans(family, table)):
+            info = table[pid]
+            if info.state != "Z":
+                left.append(pid)
+                signal_process(info, signal.SIGKILL)
+            elif info.parent == os.getpid():
+                reap(pid)
+            else:  # becomes ours to reap when its parent is gone
+                left.append(pid)
+    except OSError as error:  # no descriptor is left to look with
+        return Left(pids=tuple(left), unseen=error.strerror or str(error))
+    return Left(pids=tuple(left), unseen=None)
 
 
 def find_strays(family: Family) -> tuple[int, ...]:
-    """Return orphans that ended by themselves and wait for us to collect them."""
+    """Return orphans that ended by themselves and wait for us, none where nobody can be seen."""
     us = os.getpid()
+    try:
+        table = all_processes()
+    except OSError:  # as above; the next look comes soon
+        return ()
     return tuple(
         info.pid
-        for info in all_processes().values()
+        for info in table.values()
         if info.parent == us
         and info.state == "Z"
         and info.pid not in family.marks

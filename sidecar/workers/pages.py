@@ -24,7 +24,8 @@ from scout.kernel_sleep import sleeps
 from scout.page_snapshot import with_progress
 from scout.progress import PageReader, Progress, ProgressPageError, create_page
 from sidecar.events import ProgressObserved
-from sidecar.workers.processes import process_state, read_process
+from sidecar.whole_numbers import whole_number
+from sidecar.workers.processes import UNSEEN, process_state, read_process
 from worker_shim.messages import FLIGHT_RECORD_SUFFIX
 
 TICK_S: Final = 0.25
@@ -127,6 +128,7 @@ class ProgressPages:
 
     def _snapshot(self, page: Page, now: Instant) -> RankSnapshot:
         state = None if page.pid is None else process_state(page.pid)
+        state = None if state == UNSEEN else state
         # How often a process went to sleep is asked only of one that cannot be woken.
         slept = sleeps(page.pid) if page.pid is not None and state == ASLEEP else None
         blank = RankSnapshot(
@@ -188,7 +190,7 @@ def _sweep(base: Path) -> None:
         except (OSError, UnicodeDecodeError):
             continue
         where, _, rest = said.partition(" ")
-        pid = rest.partition(" ")[0]
+        pid = whole_number(rest.partition(" ")[0])
         # A pid of another namespace says nothing here: its owner may well live.
-        if mine and where == namespace and pid.isdigit() and _owner(int(pid)) != said:
+        if mine and where == namespace and pid is not None and _owner(pid) != said:
             shutil.rmtree(folder, ignore_errors=True)

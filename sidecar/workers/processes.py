@@ -6,6 +6,7 @@ the meantime is never hit.  It decides nothing about generations or ranks.
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,11 @@ STAT_BYTES_MAX: Final = 4096
 """A name of 64 bytes and some fifty numbers need a quarter of it."""
 GONE: Final = "X"
 """Process state letter of a process that does not exist."""
+UNSEEN: Final = "?"
+"""In place of that letter, where the kernel could not be asked."""
+_NOTHING_LEFT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Of what a look needs.  It says nothing of the process: taken for an absence, it would let a
+living one go."""
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PRCTL: Final = _LIBC.prctl
@@ -64,7 +70,10 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def read_process(pid: int) -> ProcessInfo | None:
-    """Return what the kernel says about ``pid``, or None when there is no such process."""
+    """Return what the kernel says about ``pid``, or None when there is no such process.
+
+    Raises `OSError` when no descriptor or no memory is left to ask it.
+    """
     rest = _stat_fields(pid)
     if rest is None:
         return None
@@ -79,8 +88,11 @@ def read_process(pid: int) -> ProcessInfo | None:
 
 
 def process_state(pid: int) -> str:
-    """Return the state letter of ``pid``, `GONE` when it does not exist."""
-    rest = _stat_fields(pid)
+    """Return the state letter of ``pid``: `GONE` when it does not exist, or else `UNSEEN`."""
+    try:
+        rest = _stat_fields(pid)
+    except OSError:
+        return UNSEEN
     return GONE if rest is None else rest[0]
 
 
@@ -88,7 +100,9 @@ def _stat_fields(pid: int) -> list[str] | None:
     """Return what stands behind the name in ``/proc/<pid>/stat``; asked many times a second."""
     try:
         handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if error.errno in _NOTHING_LEFT:
+            raise
         return None
     try:
         text = os.read(handle, STAT_BYTES_MAX)
@@ -101,7 +115,7 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def all_processes() -> dict[int, ProcessInfo]:
-    """Return every process that can be seen, by pid."""
+    """Return every process that can be seen, by pid.  Raises `OSError` as `read_process` does."""
     with os.scandir("/proc") as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     found = (read_process(pid) for pid in pids)
@@ -124,20 +138,28 @@ def descendants(root: int, table: Mapping[int, ProcessInfo]) -> set[int]:
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """Yield ``pid``, its parent, and so on, as far as they are there."""
+    """Yield ``pid``, its parent, and so on, as far as they are there and can be seen."""
     for _ in range(ANCESTORS_MAX):
         yield pid
-        info = read_process(pid)
+        try:
+            info = read_process(pid)
+        except OSError:
+            return
         if info is None or info.parent <= 1:
             return
         pid = info.parent
 
 
 def carries_mark(pid: int, name: str, marks: Iterable[str]) -> bool:
-    """Return whether the environment ``pid`` was started with has ``name`` set to a mark."""
+    """Return whether the environment ``pid`` was started with has ``name`` set to a mark.
+
+    Raises `OSError` as `read_process` does.
+    """
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+    except OSError as error:
+        if error.errno in _NOTHING_LEFT:
+            raise
         return False
     wanted = {f"{name}={mark}".encode() for mark in marks}
     return not wanted.isdisjoint(environ.split(b"\0"))
@@ -152,7 +174,10 @@ def uses_torch(pid: int) -> bool:
 
 
 def signal_process(info: ProcessInfo, number: signal.Signals) -> None:
-    """Signal exactly the process in ``info``; a later owner of its pid is left alone."""
+    """Signal exactly the process in ``info``; a later owner of its pid is left alone.
+
+    Raises `OSError` as `read_process` does, and `PermissionError` for another user's.
+    """
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(info.pid)
         try:

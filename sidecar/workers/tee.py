@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from sidecar.names import shown
+from sidecar.whole_numbers import whole_number
 from sidecar.workers.files import LogFiles
 
 LOOK_PERIOD_S: Final = 0.1
@@ -34,15 +36,15 @@ def read_tee(text: str) -> Mapping[int | None, int]:
     parts = [part.rpartition(":") for part in text.split(",")]
     given: dict[int | None, int] = {}
     for rank, colon, bits in parts:
-        number = rank if colon else "0"
-        if bits not in ("0", "1", "2", "3") or not (number.isascii() and number.isdigit()):
+        number = whole_number(rank if colon else "0")
+        if bits not in ("0", "1", "2", "3") or number is None:
             raise ValueError(
-                f"{text!r} is neither 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), nor such"
-                " numbers by local rank, as in 0:3,1:2"
+                f"{shown(text)} is neither 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), nor"
+                " such numbers by local rank, as in 0:3,1:2"
             )
-        given[int(rank) if colon else None] = int(bits)
+        given[number if colon else None] = int(bits)
     if None in given and len(given) > 1:
-        raise ValueError(f"{text!r} says one thing of all ranks and another of some")
+        raise ValueError(f"{shown(text)} says one thing of all ranks and another of some")
     return given
 
 

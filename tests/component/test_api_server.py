@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -41,6 +42,7 @@ class Node:
 
     def __init__(self, base: str, session: aiohttp.ClientSession) -> None:
         self._base, self._session = base, session
+        self.port = int(base.rpartition(":")[2])
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         if body is not None:
@@ -110,6 +112,17 @@ async def serving(config: NodeConfig) -> AsyncIterator[tuple[Node, "asyncio.Task
         finally:
             stop.set()
             await asyncio.wait_for(running, PATIENCE_S)
+
+
+async def bytes_to(port: int, line: bytes, *headers: bytes, body: bytes = b"") -> list[bytes]:
+    """Return head and body of the answer to a request that no client would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = [line + b" HTTP/1.1", b"Host: x", b"Connection: close", *headers]
+    writer.write(b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body]))
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    return answer.split(b"\r\n\r\n", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -332,6 +345,37 @@ def test_a_body_without_a_content_type_or_without_json_is_answered_not_fatal(tmp
     run(config_of(tmp_path, SLEEP), scenario)
 
 
+def test_requests_of_any_bytes_are_answered_and_no_traceback_is_logged(tmp_path, caplog):
+    """A scanner's bytes would fill the node's log with what looks like bugs of its sidecar."""
+    digits = b"1" + b"0" * 5000
+    start = json.dumps(START).encode()
+    packed = b"Content-Encoding: gzip"
+
+    async def scenario(node: Node, _: object) -> None:
+        await node.until("ready")
+        for status, line, headers, body in (
+            (400, b"POST /start", [packed], b"this was never packed"),
+            (400, b"POST /stop", [packed], b"nor was this"),
+            (400, b"POST /stop", [b"Content-Encoding: br"], b"{}"),
+            (400, b"BREW /stop", [], b""),
+            (400, b"\x00\x01\x02", [], b""),
+            (400, b"GET /status", [b"no header"], b""),
+            (400, b"GET /status", [b"A: " + b"b" * 70_000], b""),
+            (422, b"POST /start", [], start.replace(b"29500", digits)),
+            (422, b"POST /start", [], b"[" * 100_000),
+        ):
+            head, said = await bytes_to(node.port, line, *headers, body=body)
+            assert int(head.split()[1]) == status, (line, headers, head)
+            assert said
+        assert (await node.get("/status"))[1]["status"] == "ready"
+
+    run(config_of(tmp_path, SLEEP), scenario)
+    told = [record for record in caplog.records if record.name == "outrider.http"]
+    assert told
+    assert not [record for record in caplog.records if record.exc_info]
+    assert all(record.getMessage().isprintable() for record in told)
+
+
 def test_nobody_without_the_token_gets_past_the_health_check(tmp_path):
     """Anybody on the network could stop the job."""
     (tmp_path / "token").write_text("s3cret\n")
@@ -344,6 +388,14 @@ def test_nobody_without_the_token_gets_past_the_health_check(tmp_path):
         assert (await node.get("/healthz"))[0] == 200
         right = {"Authorization": "Bearer s3cret"}
         assert (await node.get("/status", headers=right))[0] == 200
+        assert (await node.post("/stop", headers=right))[0] == 200
+        for given in (
+            *(b"", b"Bearer", b"Bearer  s3cret", b"Bearer s3cret s3cret", b"Basic s3cret"),
+            *(b"Bearer \xff\xfe\xe9", b"Bearer s3cre", b"Bearer " + b"s" * 7000),
+        ):
+            head, body = await bytes_to(node.port, b"POST /stop", b"Authorization: " + given)
+            assert (b" 401 " in head, b"WWW-Authenticate: Bearer" in head) == (True, True), given
+            assert "Authorization" in json.loads(body)["detail"]
 
     run(config_of(tmp_path, SLEEP, token_file=str(tmp_path / "token")), scenario)
 

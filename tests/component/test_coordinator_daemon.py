@@ -282,6 +282,13 @@ def test_the_token_opens_and_its_absence_closes(tmp_path: Path) -> None:
         (["--job", "a/b"], "name"),
         (["--bogus"], "--bogus"),
         (["--port", "99999"], "a port from 0"),
+        (["--host", "a..b"], "has a part that is empty"),
+        (["--host", "h" * 64, "--allow-insecure-bind"], "longer than 63 characters"),
+        (["--host", ""], "--host '' is not a host's name"),
+        (["--host", "\x01\u00e9"], "--host '\\x01\\xe9' is not a host's name"),
+        (["--host", "nobody.invalid", "--allow-insecure-bind"], "Name or service not known"),
+        (["--state-dir", ""], "--state-dir: the path is empty"),
+        (["--offenders", ""], "--offenders: the path is empty"),
     ],
 )
 def test_a_start_that_cannot_work_is_one_line(

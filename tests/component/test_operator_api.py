@@ -561,6 +561,7 @@ def test_headers_and_paths_of_any_bytes_are_answered_with_a_sentence(tmp_path: P
             (b"GET /%ff%fe", b"Authorization: Bearer secret", 404),
             (b"GET /v1/incidents?limit=%ff", b"Authorization: Bearer secret", 400),
             (b"GET /v1/incidents/last?format=%ff", b"Authorization: Bearer secret", 400),
+            (b"GET /v1/incidents?limit=1" + b"0" * 5000, b"Authorization: Bearer secret", 400),
             (b"DELETE /v1/job", b"Authorization: Bearer secret", 405),
         ):
             reader, writer = await asyncio.open_connection(host, int(port))

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from sidecar import given_files
-from sidecar.given_files import GivenFileError, endless_kind, read_given, read_given_text
+from sidecar.given_files import (
+    GivenFileError,
+    endless_kind,
+    open_given,
+    read_given,
+    read_given_text,
+)
 
 
 def refused(path: Path, bytes_max: int = 10) -> str:
@@ -90,3 +96,26 @@ def test_text_that_is_none_names_the_byte(tmp_path):
     (tmp_path / "file").write_bytes(b"name: \xff")
     with pytest.raises(GivenFileError, match="byte 6 is not UTF-8"):
         read_given_text(tmp_path / "file", 100)
+
+
+def test_a_long_file_is_opened_and_a_pipe_that_nobody_writes_into_is_refused(tmp_path, monkeypatch):
+    """The log to be replayed may be a pipe; one without a writer would hang for good."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_bytes(b"0123"))
+    writer.start()
+    with open_given(path) as stream:
+        assert stream.read() == b"0123"
+    writer.join()
+    monkeypatch.setattr(given_files, "PIPE_WAIT_S_MAX", 0.05)
+    with pytest.raises(GivenFileError, match="nobody opened this pipe to write into it"):
+        open_given(path)
+    path.write_bytes(b"")  # lets the reader that still waits go
+    for place, reason in (
+        (tmp_path, "it is a directory"),
+        (Path("/dev/zero"), "it is a device"),
+        (tmp_path / "none", "No such file"),
+        (tmp_path / "a\0b", "null"),
+    ):
+        with pytest.raises(GivenFileError, match=reason):
+            open_given(place)
