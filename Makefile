@@ -1,9 +1,7 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
-.PHONY: bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
-.PHONY: metrics-reference alerts pictures check-dashboards
 .PHONY: bench-scout bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
-.PHONY: metrics-reference alerts
+.PHONY: metrics-reference alerts pictures check-dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 

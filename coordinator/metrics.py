@@ -24,6 +24,7 @@ from coordinator.ledger import Ledger
 from coordinator.metrics_incidents import incident_families
 from coordinator.metrics_job import job_families
 from coordinator.metrics_past import past_families
+from coordinator.metrics_scout import scout_families
 from coordinator.view import JobView
 
 
@@ -66,6 +67,7 @@ class JobCollector(Collector):
             refused=numbers.refused,
             dropped=numbers.dropped,
         )
+        yield from scout_families(numbers.view)
         yield from incident_families(numbers.view, numbers.history.newest)
         yield from numbers.loop_lag
 
