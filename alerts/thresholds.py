@@ -29,6 +29,8 @@ class Thresholds:
     """It writes every five seconds."""
     no_step_for: str = "10m"
     slow_for: str = "3m"
+    inconclusive_for: str = "10m"
+    """Several checks in a row: one may fall into a restart."""
     ecc_corrected_per_hour: int = 100
     """What a healthy device corrects in months."""
     nvlink_errors_per_s: int = 1

@@ -59,6 +59,7 @@ class JobCollector(Collector):
         """Yield the families."""
         numbers = self._numbers
         yield from job_families(numbers.view, numbers.now_s)
+        yield from scout_families(numbers.view)
         yield from past_families(
             numbers.view.job,
             history=numbers.history,
@@ -67,7 +68,6 @@ class JobCollector(Collector):
             refused=numbers.refused,
             dropped=numbers.dropped,
         )
-        yield from scout_families(numbers.view)
         yield from incident_families(numbers.view, numbers.history.newest)
         yield from numbers.loop_lag
 

@@ -10,6 +10,7 @@ from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.health_events import HealthSeverity
 from coordinator.incidents import Incident, IncidentPhase
 from coordinator.metric_parts import JOB, gauge, number, short, state_set, total
+from coordinator.metrics_scout import REJECTED, VERIFIED, newest
 from coordinator.phases import JobPhase
 from coordinator.version import version
 from coordinator.view import JobView, NodeStatus
@@ -133,13 +134,29 @@ def _checkpoints(view: JobView) -> Iterator[Metric]:
     rows = [((job, prefix, CONFIRMED), step) for prefix, step in newest.items()]
     rows += [((job, prefix, UNCONFIRMED), step) for prefix, step in pending.items()]
     rows += [((job, it.prefix, RESUMED_FROM), it.step) for it in view.chosen_checkpoints]
+    rows += _certified(view)
     yield gauge(
         "outrider_checkpoint_step",
         "Newest step of a kind of checkpoint, by how far it is trusted: `unconfirmed` while a rank"
-        " owes its word, `confirmed` by every rank, `resumed_from` when this run began with it.",
+        " owes its word, `confirmed` by every rank, `recovery_verified` and `rejected` by a"
+        " comparison of peers at that step, `resumed_from` when this run began with it.",
         (JOB, "prefix", "trust"),
         rows,
     )
+
+
+def _certified(view: JobView) -> list[tuple[tuple[str, str, str], int]]:
+    """Return the newest confirmed steps that a comparison of peers found good, and found bad."""
+    status = newest(view)
+    found: dict[tuple[str, str, str], int] = {}
+    if status is None:
+        return []
+    for pointer in view.complete_checkpoints:
+        for trust, steps in ((VERIFIED, status.verified), (REJECTED, status.rejected)):
+            if pointer.step in steps:
+                key = (view.job, pointer.prefix, trust)
+                found[key] = max(pointer.step, found.get(key, 0))
+    return list(found.items())
 
 
 def _step(pending: PendingCheckpoint) -> int:

@@ -38,6 +38,9 @@ def localize() -> Builder:
     page.with_panel(_slowest(frames))
     page.with_panel(_log_rules(frames))
     page.with_panel(shared.agents(frames, width=12))
+    page.with_row(frames.row("Do peers compute the same?"))
+    page.with_panel(_comparison(frames))
+    page.with_panel(_named(frames))
     page.with_row(frames.row("How sure are the verdicts?"))
     page.with_panel(_verdicts(frames))
     page.with_panel(_inconclusive(frames))
@@ -138,6 +141,37 @@ def _log_rules(frames: Frames) -> Builder:
                 "{{rule}} on {{node}}",
             )
         )
+    )
+
+
+def _comparison(frames: Frames) -> Builder:
+    return (
+        frames.states("Comparison of peers", "What the newest comparison found.", width=14)
+        .mappings([parts.state_names(shared.COMPARISONS)])
+        .with_target(
+            parts.over_time(
+                parts.state_number(
+                    f"outrider_scout_outcome{{{JOB}}}",
+                    "outcome",
+                    shared.COMPARISONS,
+                    "training_job",
+                ),
+                "{{training_job}}",
+            )
+        )
+    )
+
+
+def _named(frames: Frames) -> Builder:
+    return (
+        frames.rows(
+            "Named by comparison",
+            "Ranks that the newest comparison of peers names, and what for.",
+            "none",
+            width=10,
+        )
+        .with_target(parts.right_now(f"outrider_scout_rank_named{{{JOB}}}", as_table=True))
+        .with_transformation(parts.table_columns(hide=(*shared.HIDDEN, "Value"), rename={}))
     )
 
 

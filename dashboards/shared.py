@@ -61,6 +61,14 @@ LOG_STATES: Final = {
     "hanging": BAD,
     "faulted": LOST,
 }
+COMPARISONS: Final = {
+    "none": IDLE,
+    "not_run": BUSY,
+    "healthy": GOOD,
+    "straggler": WARN,
+    "inconclusive": WARN,
+    "corrupt": BAD,
+}
 SUSPECT: Final = ("node", "gpu", "rank", "kind", "reason", "action", "incident", "Value")
 """Columns of the suspects, in the order in which one asks."""
 HIDDEN: Final = ("Time", "__name__", "instance", "job", "cluster", "training_job")

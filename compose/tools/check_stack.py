@@ -209,7 +209,9 @@ def check_recovery(stack: Stack) -> None:
         if (last["outcome"], last["kind"], last["node"]) != ("recovered", "crash", CULPRIT):
             print(f"FAILED  {wrong}", flush=True)
             raise SystemExit(1)
-        return f"{last['reason']}; {last['mode']} in {last['recovery_s']:.1f} s"
+        took = last["recovery_s"]
+        span = "before its first step" if took is None else f"in {took:.1f} s"
+        return f"{last['reason']}; {last['mode']} {span}"
 
     def beyond() -> str:
         job = stack.job()

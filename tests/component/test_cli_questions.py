@@ -175,6 +175,16 @@ def test_status_shows_the_job_and_every_node(url: str, capsys: pytest.CaptureFix
     assert "unreachable" in rows["c"]
 
 
+def test_ledger_tells_where_the_time_went(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever pays asks what share of the machines' time was worth it."""
+    text = said(capsys, "ledger", "--coordinator", url)
+    for words in ("job:", "wall clock:", "goodput:", "ETTR:", "not judged yet"):
+        assert words in text
+    found = json.loads(said(capsys, "ledger", "--coordinator", url, "--json"))
+    assert found["job"] == "job"
+    assert set(found) >= {"accounts_s", "held_s", "wall_s", "lost_gpu_hours", "goodput", "ettr"}
+
+
 def test_incidents_lists_who_and_what_was_done(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,6 +226,28 @@ def test_a_killed_coordinator_goes_on_with_what_it_had_told(tmp_path: Path) -> N
         asyncio.run(go_on(process))
 
 
+def test_the_ledger_goes_on_over_a_restart_and_adds_up(tmp_path: Path) -> None:
+    """A job of weeks whose coordinator moved once would begin to count anew."""
+
+    def ledger(process: Process) -> dict[str, Any]:
+        found: dict[str, Any] = process.get("/v1/ledger")
+        booked = sum(found["accounts_s"].values())
+        assert booked + found["held_s"] == pytest.approx(found["wall_s"], abs=1e-3)
+        return found
+
+    with served(tmp_path) as process:
+        process.shows(phase="waiting_for_nodes")
+        before = ledger(process)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.ended()[0] == 0
+    with served(tmp_path) as process:
+        process.shows(phase="waiting_for_nodes")
+        after = ledger(process)
+    assert after["begun_ns"] == before["begun_ns"]
+    assert after["wall_s"] > before["wall_s"]
+    assert after["accounts_s"]["waiting_for_node"] >= before["accounts_s"]["waiting_for_node"]
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_ends_it_cleanly_and_leaves_the_journal(
     tmp_path: Path, number: signal.Signals, status: int

@@ -48,7 +48,7 @@ from tests.simulation.network import Network
 from tests.simulation.node import Node
 from tests.simulation.training import Hang, Training, Worker
 from tests.simulation.world import World
-from worker_shim.messages import Envelope, JobFault, RankLabels, RestartMode
+from worker_shim.messages import Envelope, JobFault, RankLabels, RestartMode, ScoutStatus
 
 JOB: Final = "llama"
 CLUSTER: Final = "sim"
@@ -99,14 +99,29 @@ class StoryNode(Node):
             self.counters.reported(message)
         super()._report(message)
 
-    def _spawn(self, start: Start) -> None:
-        super()._spawn(start)
+    def _spawn(self, start: Start, keep: frozenset[int]) -> None:
+        super()._spawn(start, keep)
         for worker in self.workers:
             place = {"tp": worker.rank % 8, "pp": worker.rank // 64, "dp": worker.rank // 8 % 8}
             labels = {name: str(number) for name, number in place.items()}
             self.says(worker, RankLabels(local_rank=worker.local_rank, labels=labels))
+            self.compares(worker)
 
-    def says(self, worker: Worker, message: RankLabels | JobFault) -> None:
+    def compares(self, worker: Worker, slow: tuple[int, ...] = ()) -> None:
+        """Let a worker tell what its newest comparison with its peers found."""
+        status = ScoutStatus(
+            local_rank=worker.local_rank,
+            step=worker.step or 0,
+            outcome="straggler" if slow else "healthy",
+            straggler_ranks=slow,
+            checks=10,
+            check_ms=4.0,
+            interval=50,
+            worst_case_steps=400,
+        )
+        self.says(worker, status)
+
+    def says(self, worker: Worker, message: RankLabels | JobFault | ScoutStatus) -> None:
         """Let a worker tell its sidecar something."""
         envelope = Envelope(client_id=str(worker.pid), seq=1, generation=worker.generation)
         self._handle(WorkerSpoke(connection=worker.pid, envelope=envelope, message=message))
@@ -296,6 +311,8 @@ class Story:
     def _slows(self, node: StoryNode, rank: int | None) -> None:
         node.slow_rank = rank
         node.slowness = 1.0 if rank is None else 1.42
+        for worker in node.workers:
+            node.compares(worker, () if rank is None else (rank,))
 
     def _differs(self, node: StoryNode) -> None:
         worker = self._worker(node.name, SDC_RANK)

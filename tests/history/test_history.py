@@ -38,6 +38,7 @@ QUIET: Final = {
     "Nodes not running": "the spare took the place of the broken one, which was left out",
     "Firing alerts": "alerts are not part of an imported history",
     "Partitioned nodes": "the network was well",
+    "Named by comparison": "the slow rank had recovered",
     "Ranks behind": "every rank confirmed the same checkpoint",
     "Other kernel records": "the kernel told Xids only",
     "Refused messages": "nothing was refused",
@@ -168,6 +169,10 @@ def test_the_slow_rank_stands_at_the_top_of_the_slow_ones(past: Past) -> None:
         (SLOW_NODE, "StepTime")
     ]
     assert past.over(panel("Log rules", "localize"), 30, 37) == []
+    (named,) = past.at(41, panel("Named by comparison", "localize"))
+    assert (named["node"], named["rank"]) == (SLOW_NODE, str(SLOW_RANK))
+    assert named["kind"] == "straggler"
+    assert past.at(36, panel("Named by comparison", "localize")) == []
 
 
 def test_in_a_hang_all_are_silent_and_one_is_named(past: Past) -> None:

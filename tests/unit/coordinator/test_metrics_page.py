@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.command_times import CommandTimes
 from coordinator.history import History
 from coordinator.incidents import (
@@ -20,8 +21,8 @@ from coordinator.metric_parts import REASON_CHARS_MAX
 from coordinator.metrics import JobNumbers, render
 from coordinator.phases import JobPhase
 from coordinator.view import JobView, NodeStatus
-from sidecar.api import AgentState, CheckpointPointer, FaultKind, FaultReport, Scope
-from worker_shim.messages import RestartMode
+from sidecar.api import AgentState, CheckpointPointer, FaultKind, FaultReport, RankStatus, Scope
+from worker_shim.messages import RestartMode, ScoutStatus
 
 NOW_S = 5000.0
 Samples = dict[str, list[tuple[dict[str, str], float]]]
@@ -277,3 +278,58 @@ def test_agents_are_counted_by_state_and_the_unheard_are_not_healthy() -> None:
     assert set(seen) == {"a", "b", "d"}
     assert samples["outrider_spare_nodes"][0][1] == 1
     assert by(samples, "outrider_nodes_excluded", "node") == {"d": 1}
+
+
+def compared(rank: int, outcome: str, step: int, **changes: object) -> RankStatus:
+    """Return a rank that told what its newest comparison found."""
+    status = ScoutStatus(local_rank=rank, step=step, outcome=outcome)
+    return RankStatus(rank=rank, local_rank=rank, pid=1, scout=replace(status, **changes))
+
+
+def test_the_newest_comparison_counts_and_of_one_the_worst() -> None:
+    """A healthy rank that has not heard yet would hide what its peers found."""
+    before = compared(0, "healthy", 40, checks=4)
+    found = compared(1, "corrupt", 50, corrupt_ranks=(1,), checks=5, check_ms=8.0)
+    late = compared(2, "healthy", 50, checks=5)
+    samples = scraped(view(nodes=(node("a", ranks=(before, found, late)),)))
+    outcomes = by(samples, "outrider_scout_outcome", "outcome")
+    assert {name for name, value in outcomes.items() if value} == {"corrupt"}
+    labels, _ = samples["outrider_scout_rank_named"][0]
+    assert (labels["node"], labels["rank"], labels["kind"]) == ("a", "1", "corruption")
+    assert samples["outrider_scout_last_check_step"][0][1] == 50
+    assert samples["outrider_scout_checks_total"][0][1] == 5
+    assert samples["outrider_scout_check_seconds"][0][1] == 0.008
+
+
+def test_a_checkpoint_is_shown_by_how_far_it_is_trusted() -> None:
+    """The newest checkpoint is the wrong one when it was saved from corrupt state."""
+    told = compared(0, "corrupt", 100, verified=(60, 80), rejected=(100,))
+    pending = PendingCheckpoint(prefix="model", step=120, missing_ranks=(1,), why="w")
+    chosen = (CheckpointPointer(prefix="model", step=40, path="/c/40"),)
+    picture = view(
+        nodes=(node("a", ranks=(told,)),),
+        pending_checkpoints=(pending,),
+        chosen_checkpoints=chosen,
+    )
+    steps = {
+        (labels["prefix"], labels["trust"]): value
+        for labels, value in scraped(picture)["outrider_checkpoint_step"]
+    }
+    assert steps == {
+        ("model", "confirmed"): 100,
+        ("model", "unconfirmed"): 120,
+        ("model", "recovery_verified"): 80,
+        ("model", "rejected"): 100,
+        ("model", "resumed_from"): 40,
+        ("optimizer", "confirmed"): 60,
+        ("optimizer", "recovery_verified"): 60,
+    }
+
+
+def test_nobody_compares_and_nothing_is_claimed() -> None:
+    """Silence of a check that does not run reads as health."""
+    samples = scraped(view())
+    outcomes = by(samples, "outrider_scout_outcome", "outcome")
+    assert {name for name, value in outcomes.items() if value} == {"none"}
+    assert "outrider_scout_last_check_step" not in samples
+    assert samples["outrider_scout_checks_total"][0][1] == 0

@@ -16,6 +16,7 @@ import promql_parser
 import pytest
 
 from coordinator.metrics_job import LEVELS, RECOVERY_PHASES
+from coordinator.metrics_scout import OUTCOMES
 from coordinator.phases import JobPhase
 from dashboards import shared
 from dashboards.build import DASHBOARDS, FOLDER, main, render
@@ -241,6 +242,7 @@ def test_the_states_on_the_pages_are_the_states_of_the_product() -> None:
     assert tuple(shared.AGENT_STATES) == tuple(AgentState)
     assert tuple(shared.LEVELS) == LEVELS
     assert tuple(shared.RECOVERY_PHASES) == RECOVERY_PHASES
+    assert tuple(shared.COMPARISONS) == OUTCOMES
     assert list(shared.SEVERITIES) == [str(it) for it in sorted(SEVERITIES, key=SEVERITIES.get)]
     assert list(shared.LOG_STATES) == [str(it) for it in sorted(SEVERITY, key=SEVERITY.get)]
     assert list(shared.RANK_PHASES) == [phase.name.lower() for phase in sorted(Phase)]
