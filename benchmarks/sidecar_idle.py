@@ -3,8 +3,10 @@
 One node of 8 ranks that step and print once a second, 20 log rules, NVML with 8 devices every 5 s
 (a scripted library stands in for the driver's), a kernel log, a coordinator that is connected.
 Debian's prometheus-node-exporter runs in the same minute on the same machine; both are scraped
-every 15 s.  Our numbers are the sidecar and its NVML helper together: user and system time over
-wall time, and the largest resident size seen.
+every 15 s.  Our numbers are the sidecar, its NVML helper and its guardian together: user and system
+time over wall time, and the largest resident memory seen.  The interpreter's and the libraries'
+pages, which all three map, are in memory once and are counted once: the sidecar's resident size
+and what the others have for themselves.
 
     make bench-sidecar-idle [SECONDS=60]
 """
@@ -43,6 +45,8 @@ KERNEL_LINE_S: Final = 5.0
 SETTLE_S: Final = 20.0
 """Imports, first reads and the reading of old output are not the steady state."""
 WITHIN_S: Final = 120.0
+HELPER: Final = "sidecar.hardware.nvml_helper"
+GUARDIAN: Final = "sidecar.workers.guard"
 EXPORTER: Final = "prometheus-node-exporter"
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 OUTRIDER: Final = (sys.executable, "-m", "coordinator.cli")
@@ -58,7 +62,7 @@ class Cost:
     def look(self, pids: Sequence[int]) -> None:
         """Look at ``pids``, all of one contender."""
         self.cpu_s = sum(map(cpu_s, pids))
-        self.rss_mb = max(self.rss_mb, sum(map(rss_mb, pids)))
+        self.rss_mb = max(self.rss_mb, rss_mb(pids[0]) + sum(map(own_mb, pids[1:])))
 
 
 @dataclass(slots=True)
@@ -116,11 +120,18 @@ def rss_mb(pid: int) -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def helper_of(pid: int) -> int | None:
-    """Return the sidecar's NVML helper, once it runs."""
+def own_mb(pid: int) -> float:
+    """Return the resident memory that is no file's, in units of 10**6 bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kib: str = status.partition("RssAnon:")[2].split()[0]
+    return int(kib) * 1024 / 1e6
+
+
+def child_of(pid: int, module: str) -> int | None:
+    """Return the sidecar's process that runs ``module``, once it is there."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, children.read_text().split()):
-            if b"nvml_helper" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
                 return child
     return None
 
@@ -221,9 +232,11 @@ def measure(seconds: float) -> dict[str, float | None]:
         sidecar, page = start_job(bench)
         exporter = start_exporter(bench)
         bench.until("every rank's step and every device", lambda: steady(page))
-        helper = bench.until("the NVML helper", lambda: helper_of(sidecar))
+        helper = bench.until("the NVML helper", lambda: child_of(sidecar, HELPER))
+        guardian = bench.until("the guardian", lambda: child_of(sidecar, GUARDIAN))
         time.sleep(SETTLE_S)
-        groups = {"ours": (sidecar, helper), "sidecar": (sidecar,), "helper": (helper,)}
+        groups = {"ours": (sidecar, helper, guardian), "sidecar": (sidecar,)}
+        groups |= {"helper": (helper,), "guardian": (guardian,)}
         if exporter is not None:
             groups["exporter"] = (exporter[0],)
         costs = {name: Cost() for name in groups}
@@ -246,9 +259,9 @@ def measure(seconds: float) -> dict[str, float | None]:
             time.sleep(1.0)
         wall_s = time.monotonic() - began
         assert steady(page), "a rank or a device was lost during the run"
-        assert helper_of(sidecar) == helper, "the NVML helper was restarted during the run"
+        assert child_of(sidecar, HELPER) == helper, "the NVML helper was restarted during the run"
     results: dict[str, float | None] = {}
-    for name in ("ours", "sidecar", "helper", "exporter"):
+    for name in ("ours", "sidecar", "helper", "guardian", "exporter"):
         prefix = {"ours": "", "exporter": "node_exporter_"}.get(name, f"{name}_")
         seen = costs.get(name)
         fraction = None if seen is None else (seen.cpu_s - before[name]) / wall_s
@@ -268,9 +281,10 @@ def main() -> None:
     print(f"{platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     print(f"{'':24}{'% of a core':>12}{'resident MB':>13}")
     for label, prefix in (
-        ("sidecar and helper", ""),
+        ("all of a node's", ""),
         ("  sidecar", "sidecar_"),
         ("  NVML helper", "helper_"),
+        ("  guardian", "guardian_"),
         ("node-exporter", "node_exporter_"),
     ):
         cpu, rss = results[f"{prefix}cpu_fraction"], results[f"{prefix}rss_mb"]

@@ -62,10 +62,9 @@ from sidecar.startup import (
 )
 from sidecar.uplink import Uplink
 from sidecar.workers.evidence import EvidenceCapture
-from sidecar.workers.guardian import Guardian
+from sidecar.workers.guardian import Guardian, draw_mark
 from sidecar.workers.ipc_server import SocketPathError, WorkerServer
 from sidecar.workers.launcher import Launcher
-from sidecar.workers.marks import SidecarMark
 from sidecar.workers.pages import ProgressPages, tick_pages
 from sidecar.workers.ports import PortError, ReservedPort, reserve_port
 from sidecar.workers.processes import ancestors
@@ -134,7 +133,7 @@ class _Sidecar:
         self._pages = ProgressPages(
             job=config.job, node=config.node_name, identity=str(socket_path)
         )
-        self._guardian = Guardian(SidecarMark.of_this_process(config.job, config.node_name))
+        self._guardian = Guardian(draw_mark(config.job, config.node_name))
         settings = launch_settings(config, output, self._guardian.mark, sole_parent=sole_parent)
         self._warm = WarmPool(settings.command, settings.inherited)
         self._evidence = EvidenceCapture(self.put)

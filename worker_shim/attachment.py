@@ -221,16 +221,22 @@ class Session:
         self._client = self._instruments = self._track = self._checkpoints = None
 
 
-class _Attachment:
+class Attachment:
     """The session of this process, if it attached."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
+        self._nobody = Session()
         self._attaching = threading.Lock()
         self._held: threading.Condition | None = None
         self._is_registered = False
 
+    def present(self) -> Session:
+        """Return the session, or one that does nothing."""
+        return self.session or self._nobody
+
     def attach(self) -> Session:
+        """Begin the session unless there is one."""
         with self._attaching:
             if self.session is None:
                 self.session = _open_session(os.environ)
@@ -273,7 +279,7 @@ class _Attachment:
             self.session._abandon()  # noqa: SLF001 - same module
 
 
-ATTACHMENT: Final = _Attachment()
+ATTACHMENT: Final = Attachment()
 
 
 def _open_session(environment: Mapping[str, str]) -> Session:

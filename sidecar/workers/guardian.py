@@ -1,30 +1,49 @@
-"""A small process that outlives its sidecar just long enough to end what the sidecar started.
+"""The sidecar's side of the guardian, and the mark that the guardian looks for.
 
-A worker dies with its sidecar by the kernel's word, but what the worker has put into sessions of
-its own does not.  The guardian waits for the sidecar's end, whatever it is, kills every process
-that carries the sidecar's mark, and ends.  It decides nothing else, and holds nothing.
+See `sidecar.workers.guard` for the process itself.
 """
 
+import hashlib
 import logging
 import os
-import select
-import signal
+import secrets
 import subprocess
-import sys
 from typing import Final
 
 from sidecar.own_process import own_command
 from sidecar.workers.marks import SidecarMark, end_marked
-
-MODULE: Final = "sidecar.workers.guardian"
-TRY_S_MAX: Final = 60.0
-"""How long processes that outlive SIGKILL are tried again; they hang in the kernel."""
-LEFTOVERS_S_MAX: Final = 10.0
-"""A killed process is gone within milliseconds, unless the kernel holds it."""
-DEAF_TO: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a terminal or a supervisor sends to all of a service: it ends when the sidecar has."""
+from sidecar.workers.processes import read_process
 
 _LOG: Final = logging.getLogger("outrider.sidecar")
+MODULE: Final = "sidecar.workers.guard"
+NAMESPACES: Final = ("pid", "time")
+"""Where process numbers and start times are counted: a mark from another one says nothing here."""
+LEFTOVERS_S_MAX: Final = 10.0
+"""A killed process is gone within milliseconds, unless the kernel holds it."""
+
+
+def draw_mark(job: str, node: str) -> SidecarMark:
+    """Draw the mark of a sidecar of ``node`` in this process."""
+    us = read_process(os.getpid())
+    assert us is not None, "this process exists"
+    return SidecarMark(
+        token=secrets.token_hex(16),
+        node=hashlib.sha256(f"{job}\0{node}".encode()).hexdigest()[:32],
+        pid=us.pid,
+        started=us.started,
+        counted_in=_namespaces(),
+    )
+
+
+def _namespaces() -> str:
+    return "-".join(str(_inode(f"/proc/self/ns/{name}")) for name in NAMESPACES)
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - it need not be a path
+    except OSError:  # a kernel without this kind of namespace has but one
+        return 0
 
 
 class Guardian:
@@ -81,36 +100,3 @@ class Guardian:
         except subprocess.TimeoutExpired:
             _LOG.warning("the guardian still waits for processes that outlive SIGKILL")
         self._process = None
-
-
-def main() -> None:
-    """Guard one sidecar: the first argument is its mark, standard input is open while it lives."""
-    mark = SidecarMark.parse(sys.argv[1])
-    if mark is None:
-        sys.exit(f"{sys.argv[1]!r} is no sidecar's mark")
-    for number in DEAF_TO:
-        signal.signal(number, signal.SIG_IGN)
-    _await_end(mark.pid)
-    ended = end_marked(lambda other: other.token == mark.token, limit_s=TRY_S_MAX)
-    if ended.killed:
-        sys.stderr.write(
-            f"outrider: the sidecar (process {mark.pid}) is gone; its workers had left, and the"
-            f" guardian ended: {ended}\n"
-        )
-
-
-def _await_end(sidecar: int) -> None:
-    """Return when standard input is closed or the process has ended, whichever is first.
-
-    A child of the sidecar that was forked just now may hold the pipe open; the kernel's word
-    about the process then comes first.
-    """
-    poll = select.poll()
-    poll.register(sys.stdin.fileno(), select.POLLHUP)
-    try:
-        process = os.pidfd_open(sidecar)
-    except ProcessLookupError:
-        return
-    if os.getppid() == sidecar:  # else it has ended, and the number may be another's
-        poll.register(process, select.POLLIN)
-        poll.poll()

@@ -7,10 +7,8 @@ nor its number, session or parent.
 """
 
 import contextlib
-import hashlib
 import os
 import re
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +24,6 @@ LOOK_PERIOD_S: Final = 0.05
 ENDED_NAMED_MAX: Final = 1024
 """Processes that are told of by number; more are ended all the same."""
 COMMAND_CHARS_MAX: Final = 120
-NAMESPACES: Final = ("pid", "time")
-"""Where process numbers and start times are counted: a mark from another one says nothing here."""
 
 _MARK: Final = re.compile(
     r"(?P<token>[0-9a-f]{32})\.(?P<node>[0-9a-f]{32})"
@@ -48,20 +44,6 @@ class SidecarMark:
     pid: int
     started: int
     counted_in: str
-
-    @classmethod
-    def of_this_process(cls, job: str, node: str) -> "SidecarMark":
-        """Draw the mark of a sidecar in this process."""
-        us = read_process(os.getpid())
-        assert us is not None, "this process exists"
-        name = hashlib.sha256(f"{job}\0{node}".encode()).hexdigest()[:32]
-        return cls(
-            token=secrets.token_hex(16),
-            node=name,
-            pid=us.pid,
-            started=us.started,
-            counted_in=_namespaces(),
-        )
 
     @classmethod
     def parse(cls, text: str) -> "SidecarMark | None":
@@ -170,14 +152,3 @@ def _command(pid: int) -> str:
     text = words.decode(errors="replace").strip()
     printable = "".join(letter if letter.isprintable() else "?" for letter in text)
     return printable[:COMMAND_CHARS_MAX] or "?"
-
-
-def _namespaces() -> str:
-    return "-".join(str(_inode(f"/proc/self/ns/{name}")) for name in NAMESPACES)
-
-
-def _inode(path: str) -> int:
-    try:
-        return os.stat(path).st_ino  # noqa: PTH116 - as above
-    except OSError:  # a kernel without this kind of namespace has but one
-        return 0

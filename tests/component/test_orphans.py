@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.workers.guardian import MODULE
+from sidecar.workers.guardian import MODULE, draw_mark
 from sidecar.workers.marks import SIDECAR_MARK_ENV, SidecarMark, end_marked
 from sidecar.workers.processes import (
     all_processes,
@@ -240,7 +240,7 @@ def test_what_a_warm_worker_forked_carries_its_sidecars_mark_too(tmp_path):
     script.write_text(
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(3600)\n"
     )
-    mark = SidecarMark.of_this_process("job", "here")
+    mark = draw_mark("job", "here")
     inherited = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **mark.environment}
 
     async def run() -> int:
