@@ -8,6 +8,7 @@ from typing import Final
 
 from coordinator.cli.arguments import given_path
 from coordinator.cli.errors import UserError
+from coordinator.cli.signals import leave_politely
 
 SCRIPT: Final = Path(__file__).resolve().parents[2] / "examples" / "pytorch_ddp" / "train.py"
 
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--keep {args.keep} exists already; name a new folder")
 
     from coordinator.demo.run import run_demo  # noqa: PLC0415
+
+    leave_politely()
 
     chosen = [known[name] for name in args.only] if args.only else list(SCENARIOS)
     if not args.only and not args.all:

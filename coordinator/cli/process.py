@@ -16,6 +16,7 @@ from typing import Final
 import uvloop
 
 from coordinator.cli.errors import INTERRUPTED, UserError
+from coordinator.cli.signals import asks_to_leave
 from sidecar.file_limit import allow_files
 
 STOP_WITHIN_S: Final = 4.5
@@ -31,9 +32,9 @@ log = logging.getLogger("outrider.process")
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Awaitable[int]], *, sigterm: int) -> int:
-    """Run ``main`` with an event that SIGINT and SIGTERM set, and return its exit status.
+    """Run ``main`` with an event that SIGINT, SIGTERM and SIGHUP set; return its status.
 
-    ``sigterm`` is the exit status after SIGTERM: 0 for a service that was asked to leave,
+    ``sigterm`` is the exit status after the latter two: 0 for a service that was asked to leave,
     `TERMINATED` for work that was not finished.  Raises `UserError` when there are too few files.
     """
     reason = allow_files(0)
@@ -65,7 +66,7 @@ async def _supervise(main: Callable[[asyncio.Event], Awaitable[int]], sigterm: i
     loop = asyncio.get_running_loop()
     blocking = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="blocking")
     loop.set_default_executor(blocking)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *asks_to_leave()):
         loop.add_signal_handler(number, on_signal, number)
     work = asyncio.ensure_future(main(stop))
     stopping = asyncio.create_task(stop.wait())

@@ -8,14 +8,12 @@ import asyncio
 import logging
 import re
 import secrets
-import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -30,6 +28,7 @@ from coordinator.cli.coordinator import (
 )
 from coordinator.cli.errors import TERMINATED, UNREACHABLE, UserError
 from coordinator.cli.log_lines import start_logging
+from coordinator.cli.signals import leave_politely
 from sidecar.names import shown
 from sidecar.whole_numbers import whole_number
 
@@ -185,17 +184,12 @@ def run(args: argparse.Namespace) -> int:
         log.info("not needed here and not used: %s", ", ".join(args.not_needed))
     if args.script is None:
         raise UserError("no training script given; put it, with its arguments, after `--`")
-    signal.signal(signal.SIGTERM, _leave)  # until the sidecar handles it: folders are taken away
+    leave_politely()  # until the sidecar handles it
     with ExitStack() as stack:
         if args.run_dir is None:
             private = tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True)
             args.run_dir = stack.enter_context(private)
         return _standalone(args) if args.standalone else _join(args)
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    del number, frame
-    sys.exit(TERMINATED)
 
 
 def _join(args: argparse.Namespace) -> int:

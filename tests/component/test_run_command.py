@@ -194,7 +194,9 @@ def test_every_run_keeps_its_output_and_its_incidents_and_says_where(
     assert f"there is no journal in {tmp_path}" in errors
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+)
 def test_a_signal_ends_everything_that_was_started(
     tmp_path: Path,
     start: Start,
@@ -203,7 +205,7 @@ def test_a_signal_ends_everything_that_was_started(
     status: int,
 ) -> None:
     """A worker or its data loader left behind holds the GPU until somebody finds it."""
-    job = f"signalled-{os.getpid()}-{status}"
+    job = f"signalled-{os.getpid()}-{number}"
     process = start(
         *("run", "--standalone", "--job", job, "--log-dir", tmp_path / "logs"),
         *(script(ENDLESS), tmp_path),
@@ -392,3 +394,36 @@ def test_an_output_folder_that_cannot_be_made_ends_the_run_before_a_worker_start
     assert said.splitlines()[-1].startswith("outrider: error: the workers' output cannot be kept")
     assert "--log-dir" in said
     assert "Traceback" not in said
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_is_silent(tmp_path: Path) -> None:
+    """The first second is when people see their typing error, and press it."""
+    early = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    (tmp_path / "argparse.py").write_text(early)  # stands for whatever is being loaded just then
+    done = subprocess.run(
+        [*OUTRIDER, "status"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_signal_that_was_ignored_before_the_start_stays_ignored(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """Under nohup a run must outlive the terminal it was typed into."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(
+            "run", "--standalone", "--log-dir", tmp_path / "logs", script(ENDLESS), tmp_path
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    pids = tmp_path / "pids"
+    until(lambda: pids.read_text() if pids.exists() else None)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[0] == 130
