@@ -35,6 +35,8 @@ CULPRIT: Final = "node-1"
 BROKEN: Final = "node-2"
 BROKEN_GPU: Final = "0"
 XID: Final = "79"
+OF_OBSERVERS: Final = "outrider_observer_"
+"""Series of jobs that run without a coordinator, of which the stack has none."""
 ROOT: Final = Path(__file__).resolve().parents[2]
 FAMILY: Final = re.compile("_(total|bucket|sum|count|info)$")
 """What a metric's samples may have behind the name of their family."""
@@ -171,7 +173,8 @@ def asked_for() -> list[str]:
     """Return the product's metrics that stand in a dashboard or an alert of this repository."""
     files = [*(ROOT / "dashboards").glob("*.json"), ROOT / "alerts/outrider.rules.yaml"]
     texts = [file.read_text(encoding="utf-8") for file in files]
-    return sorted({name for text in texts for name in re.findall(r"\boutrider_[a-z_]+", text)})
+    found = {name for text in texts for name in re.findall(r"\boutrider_[a-z_]+", text)}
+    return sorted(name for name in found if not name.startswith(OF_OBSERVERS))
 
 
 def check_grafana(base: str) -> None:
