@@ -5,7 +5,7 @@ One slot for the process, filled by the guest that a launcher brought.  Nothing 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from scout.results import CheckResult, OrchestrationHooks, SCOUTFaultReport
@@ -24,6 +24,7 @@ NOBODY: Final = OrchestrationHooks(report_fault=nobody, report_result=nobody, re
 class _Slot:
     hooks: OrchestrationHooks = NOBODY
     step: Callable[[], int] = int
+    running: list[Callable[[], None]] = field(default_factory=list)
 
 
 _SLOT: Final = _Slot()
@@ -33,6 +34,17 @@ def listen(hooks: OrchestrationHooks, step: Callable[[], int]) -> None:
     """Hear of everything from now on; ``step`` tells how many steps the job has completed."""
     _SLOT.hooks = hooks
     _SLOT.step = step
+
+
+def running(close: Callable[[], None]) -> None:
+    """Remember how to end a comparison that has begun in this process."""
+    _SLOT.running.append(close)
+
+
+def end_all() -> None:
+    """End every comparison of this process; the process groups they used may be gone."""
+    while _SLOT.running:
+        _SLOT.running.pop()()
 
 
 def listener() -> OrchestrationHooks:

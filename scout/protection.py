@@ -113,6 +113,7 @@ class Protection:
             checkpoint_every=checkpoints.every_steps if checkpoints is not None else 0,
             told=self._heard,
         )
+        listening.running(self.close)
         for guarantee in peers.missing_guarantees:
             if peers.rank == peers.ranks[0]:
                 _log.warning("outrider: scout: %s", guarantee)

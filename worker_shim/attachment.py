@@ -185,6 +185,8 @@ class Session:
             return
         self.generation = generation
         self._client.update(lambda outbox: outbox.turn_to(generation))
+        if self._instruments is not None:
+            self._instruments.renew()
         page = _open_page(os.environ)
         if self._instruments is not None and page is not None:
             self._instruments.turn_to(page)

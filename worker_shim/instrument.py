@@ -65,6 +65,7 @@ class Instruments:
             (module, functools.partial(self._watch_checkpoint, name, detail))
             for module, name, detail in _CHECKPOINT_IO
         ]
+        self._guard = guard
         if guard is not None and guard.is_asked:  # after the steps, so that they are counted first
             self._waiting.insert(1, ("torch.optim.optimizer", guard.watch))
             self._patches.later(guard.close)
@@ -121,6 +122,11 @@ class Instruments:
         self.track.steps.begin_again()
         self.track.turn_to(page)
         self._page = page
+
+    def renew(self) -> None:
+        """Another generation begins in this process: its process groups are others."""
+        if self._guard is not None:
+            self._guard.renew()
 
     def silence(self) -> None:
         """Publish nothing from now on: in a forked child the page is not ours."""

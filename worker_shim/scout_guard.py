@@ -122,6 +122,15 @@ class ScoutGuard:
         except Exception as error:  # noqa: BLE001 - inside somebody's optimizer.step
             _log.warning("outrider: scout does not begin: %s: %s", type(error).__name__, error)
 
+    def renew(self) -> None:
+        """End every comparison over process groups that are gone, and begin at the next step.
+
+        Ranks whose processes were started anew begin at their first step too.
+        """
+        hooks.end_all()
+        self.protection = None
+        self._begun = False
+
     def close(self) -> None:
         """Take everything away again."""
         if self._handle is not None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scout import hooks
 from scout.c3 import C3Result, C3Status
 from scout.results import Header, NotReady, ReplayResult
 from scout.trust import TrustState
@@ -31,11 +32,11 @@ class Link:
 def test_a_result_reaches_the_sidecar_with_what_is_trusted():
     """The coordinator loads a checkpoint that the ranks know to be corrupt."""
     link = Link()
-    hooks = ScoutTeller(link, 0).hooks()
-    hooks.report_trust(3, TrustState.RECOVERY_VERIFIED, "")
-    hooks.report_trust(5, TrustState.REJECTED, "")
+    tell = ScoutTeller(link, 0).hooks()
+    tell.report_trust(3, TrustState.RECOVERY_VERIFIED, "")
+    tell.report_trust(5, TrustState.REJECTED, "")
     wrong = C3Result(status=C3Status.ATTRIBUTED, bitmap=(0, 1), evidence=(1, 2), why="differs")
-    hooks.report_result(
+    tell.report_result(
         ReplayResult(
             header=HEADER,
             peer_ranks=(4, 6),
@@ -46,7 +47,7 @@ def test_a_result_reaches_the_sidecar_with_what_is_trusted():
             straggler_bitmap=(0, 0),
         )
     )
-    hooks.report_result(NotReady(header=HEADER, peer_ranks=(4, 6), why="not captured"))
+    tell.report_result(NotReady(header=HEADER, peer_ranks=(4, 6), why="not captured"))
     first, second = link.told()
     assert (first["outcome"], first["corrupt_ranks"]) == ("corrupt", (6,))
     assert (first["verified"], first["rejected"]) == ((3,), (5,))
@@ -84,3 +85,17 @@ def test_the_model_is_found_from_its_optimizer():
     assert model_of(torch.optim.SGD(other.parameters(), lr=1)) is other
     loose = torch.nn.Parameter(torch.zeros(1))
     assert model_of(torch.optim.SGD([loose], lr=1)) is None
+
+
+def test_another_generation_in_the_same_process_begins_anew():
+    """The next check waits for ever in a process group that is gone, or new ranks for old ones."""
+    ended = []
+    hooks.running(lambda: ended.append(1))
+    guard = ScoutGuard({SCOUT_ENV: "{}"})
+    guard._begun, guard.protection = True, object()
+    guard.renew()
+    assert ended == [1]
+    assert guard.protection is None
+    assert not guard._begun
+    guard.renew()
+    assert ended == [1]
