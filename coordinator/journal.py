@@ -7,6 +7,7 @@ mean is known to `coordinator.journal_format`, never here.
 
 import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
 import time
@@ -30,6 +31,8 @@ from coordinator.journal_format import (
 from coordinator.ledger import Ledger
 
 T = TypeVar("T")
+
+log = logging.getLogger("outrider.journal")
 
 JOURNAL_NAME: Final = "journal.sqlite"
 """The file in a state directory."""
@@ -97,6 +100,7 @@ class Journal:
         self._path = path
         self._connection = connection
         self._lock = lock
+        self._file = path.stat()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
 
     @classmethod
@@ -175,6 +179,7 @@ class Journal:
         os.close(self._lock)
 
     def _write(self, state: DurableState, incidents: list[Incident]) -> None:
+        self._see_that_it_stands()
         now = time.time_ns()
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -187,6 +192,34 @@ class Journal:
             still_open = None if state.open_incident is None else state.open_incident.id
             self._connection.execute(_DROP_UNFOUNDED, (state.job, still_open))
             self._connection.execute(_PUT_STATE, (state.job, encode_state(state), now))
+
+    def _see_that_it_stands(self) -> None:
+        """Let what is written next be found at our path.  Raises `JournalError`."""
+        try:
+            stands = os.path.samestat(self._path.stat(), self._file)
+        except FileNotFoundError:
+            self._put_back()
+            return
+        if not stands:
+            raise JournalError(
+                f"another file was put in place of the journal {self._path} while it was in use;"
+                " give each coordinator a --state-dir of its own and start this one again"
+            )
+
+    def _put_back(self) -> None:
+        """Write the whole journal anew where its file was deleted; the open one still has it all.
+
+        Raises `JournalError` where that cannot be done, or another coordinator has come meanwhile.
+        """
+        self._lock = _lock_again(self._path, self._lock)
+        draft = Path(f"{self._path}.new")
+        draft.unlink(missing_ok=True)
+        self._connection.execute("VACUUM INTO ?", (str(draft),))
+        self._connection.close()  # before the new one is opened: it removes its log by name
+        draft.replace(self._path)
+        self._connection = _connect(self._path)
+        self._file = self._path.stat()
+        log.warning("the journal %s had been deleted while in use; it is written anew", self._path)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def guarded() -> T:
@@ -239,6 +272,18 @@ def _lock(path: Path) -> int:
             " --state-dir"
         ) from error
     return descriptor
+
+
+def _lock_again(path: Path, held: int) -> int:
+    """Return a lock on ``path`` as it stands now, in place of the one ``held``."""
+    try:
+        if os.path.samestat(os.stat(f"{path}.lock"), os.fstat(held)):  # noqa: PTH116 - both alike
+            return held
+    except FileNotFoundError:
+        pass
+    lock = _lock(path)
+    os.close(held)
+    return lock
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -360,3 +360,18 @@ def test_it_writes_nothing_but_its_state_directory(tmp_path: Path) -> None:
     assert process.wait(DEADLINE_S) == 0
     process.stdout.close()
     assert list(home.iterdir()) == []
+
+
+def test_a_job_that_nothing_has_stopped_has_no_last_incident(tmp_path: Path) -> None:
+    """The first thing that people try must tell them that there is nothing to tell."""
+    with served(tmp_path / "state") as process:
+        asked = ("--coordinator", process.url)
+        for form in ([], ["--json"], ["--markdown"]):
+            told = finished([*OUTRIDER, "explain", "last", *asked, *form])
+            assert (told.returncode, told.stdout) == (2, "")
+            assert told.stderr.startswith("outrider: error: ")
+            assert told.stderr.count("\n") == 1
+            assert "incident" in told.stderr
+        assert "nothing has stopped the job" in finished([*OUTRIDER, "incidents", *asked]).stdout
+    kept = finished([*OUTRIDER, "explain", "--state-dir", str(tmp_path / "state")])
+    assert (kept.returncode, kept.stderr) == (2, told.stderr)

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -228,3 +229,51 @@ def test_a_commit_that_fails_says_so(tmp_path: Path) -> None:
             asyncio.run(journal.commit(DurableState(job="job", generation=5), huge))
         assert journal.load("job") is None
         assert asyncio.run(journal.incidents("job")) == []
+
+
+@pytest.mark.parametrize("gone", ["the folder", "the file"])
+def test_a_journal_that_is_deleted_while_in_use_is_written_anew(tmp_path: Path, gone: str) -> None:
+    """A cleaner of old files takes it away; a restart would then forget every generation."""
+    path = tmp_path / "state" / "journal.sqlite"
+
+    async def scene() -> None:
+        journal = Journal.open(path)
+        await journal.commit(DurableState(job="job", generation=1), incident(1))
+        if gone == "the folder":
+            shutil.rmtree(path.parent)
+        else:
+            path.unlink()
+        await journal.commit(DurableState(job="job", generation=2), incident(2))
+        with pytest.raises(JournalError, match="in use by another coordinator"):
+            Journal.open(path)
+        await journal.commit(DurableState(job="job", generation=3), incident(3))
+        await journal.close()
+
+    asyncio.run(scene())
+    with opened(path) as journal:
+        state = journal.load("job")
+        assert state is not None
+        assert state.generation == 3
+        assert [one.id for one in asyncio.run(journal.incidents("job"))] == ["i1", "i2", "i3"]
+    assert not Path(f"{path}.new").exists()
+
+
+def test_a_journal_whose_place_was_taken_meanwhile_is_left_to_its_new_owner(tmp_path: Path) -> None:
+    """Two coordinators of one job would both give out ranks."""
+    path = tmp_path / "state" / "journal.sqlite"
+
+    async def scene() -> None:
+        journal = Journal.open(path)
+        await journal.commit(DurableState(job="job", generation=7))
+        shutil.rmtree(path.parent)
+        second = Journal.open(path)
+        with pytest.raises(JournalError, match="another file was put in place of the journal"):
+            await journal.commit(DurableState(job="job", generation=8))
+        assert second.load("job") is None
+        path.unlink()  # not even then: its lock stands
+        with pytest.raises(JournalError, match="in use by another coordinator"):
+            await journal.commit(DurableState(job="job", generation=8))
+        await second.close()
+        await journal.close()
+
+    asyncio.run(scene())
