@@ -32,6 +32,8 @@ from sidecar.api import (
     Welcome,
 )
 from sidecar.codec import decode, encode
+from sidecar.config import NodeConfig
+from sidecar.daemon import run_sidecar
 
 pytestmark = pytest.mark.component
 
@@ -375,3 +377,38 @@ def test_a_job_that_nothing_has_stopped_has_no_last_incident(tmp_path: Path) -> 
         assert "nothing has stopped the job" in finished([*OUTRIDER, "incidents", *asked]).stdout
     kept = finished([*OUTRIDER, "explain", "--state-dir", str(tmp_path / "state")])
     assert (kept.returncode, kept.stderr) == (2, told.stderr)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"host": "a b"}, "the sidecar's host cannot be used: 'a b'"),
+        ({"labels": {"rack": "\x1b[2J"}}, "the sidecar's labels cannot be used"),
+        ({"node_name": "../n0"}, "the sidecar's node name cannot be used: '../n0'"),
+    ],
+)
+def test_a_sidecar_that_presents_itself_oddly_is_told_why_and_ends(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    odd: dict[str, Any],
+    words: str,
+) -> None:
+    """A sidecar of another version may let through what the coordinator cannot use."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    async def scene(url: str) -> int:
+        fields = {"node_name": "n0", "job": "job", "coordinator": url, "command": (str(script),)}
+        places = {"host": "127.0.0.1", "http_port": 0, "run_dir": str(tmp_path / "run")}
+        config = NodeConfig(**{**fields, **places, **odd}, warm_workers=False)
+        async with asyncio.timeout(DEADLINE_S):  # `output` is given: nothing checks it before
+            return await run_sidecar(config, asyncio.Event(), output=tmp_path / "out")
+
+    with served(tmp_path / "state") as process:
+        assert asyncio.run(scene(process.url)) == 1
+        assert process.get("/v1/nodes") == {"nodes": []}
+    refusals = [it.getMessage() for it in caplog.records if "refuses this" in it.getMessage()]
+    assert len(refusals) == 1
+    assert words in refusals[0]
+    assert "start it with another --" in refusals[0]
+    assert not [it for it in caplog.records if it.exc_info]
