@@ -81,12 +81,10 @@ class JobCore:
     def progress(self) -> tuple[int | None, bool]:
         """Return the furthest step of this generation, and whether any rank may tell steps.
 
-        A node that has not been heard yet may.
+        A node that has not been heard yet may, and so may workers that import still, where those
+        of an earlier generation attached.
         """
-        attached = any(
-            view.status is None or any(rank.attached for rank in view.status.ranks)
-            for view in self._desk.world()
-        )
+        attached = self.state.tells_steps or any(view.status is None for view in self._desk.world())
         return furthest_step(self._desk.state, self._desk.members), attached
 
     # --- the core's contract ----------------------------------------------------------------
@@ -205,6 +203,8 @@ class JobCore:
             desk.memory.labelled({it.rank: it.labels for it in report.ranks if it.labels})
             desk.script = report.script_version or desk.script
             desk.stepped |= any(rank.step is not None for rank in report.ranks)
+            if any(rank.attached or rank.step is not None for rank in report.ranks):
+                desk.memory.workers_tell_steps()
         incarnation, known = self._seen.get(view.node, ("", 0))
         if incarnation != report.incarnation:
             known = 0

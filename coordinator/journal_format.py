@@ -66,6 +66,8 @@ class DurableState:
     """Confirmed by every rank of the job, newest last, bounded."""
     chosen_checkpoints: tuple[CheckpointPointer, ...] = ()
     """What the present generation was told to load."""
+    tells_steps: bool = False
+    """A worker attached in this or an earlier generation: every later one will tell its steps."""
     verified_steps: tuple[int, ...] = ()
     """Steps whose state every rank found like its peers', newest last, bounded."""
     next_incident: int = 1

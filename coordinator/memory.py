@@ -95,6 +95,11 @@ class Memory:
         if any(known.get(rank) != told for rank, told in fresh.items()):
             self.change(replace(self.state, rank_labels={**known, **fresh}))
 
+    def workers_tell_steps(self) -> None:
+        """Remember that this job's workers attach and tell their steps."""
+        if not self.state.tells_steps:
+            self.change(replace(self.state, tells_steps=True))
+
     def observations_are(self, observations: tuple[Observation, ...]) -> None:
         """Remember what observed detectors said and what became of it."""
         if observations != self.state.observations:

@@ -33,7 +33,9 @@ replaced.  A lost one is replaced at once."""
 SPARES_HELD_BACK: Final = Duration(30 * SECOND)
 """At the first start spares are kept for faults; after this wait they may fill a gap."""
 UNTOLD_STEPS_WAIT: Final = Duration(30 * SECOND)
-"""Workers that tell no steps count as recovered when they have run for so long."""
+"""Workers of a job that never told a step count as recovered when they have run for so long.
+
+Where an earlier generation attached, imports may take any time up to the start-up deadline."""
 
 
 def go_on(desk: Desk, now: Instant) -> list[Effect]:
@@ -189,8 +191,8 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
         desk.memory.observations_are(judged)
         look = functools.partial(judge, desk, desk.state.world)
         return [*said, *watch_stall(desk, statuses, look, now)]
-    if any(rank.attached for rank in ranks):
-        _watch_start(desk, sum(rank.attached and rank.step is None for rank in ranks), now)
+    if desk.state.tells_steps:
+        _watch_start(desk, sum(rank.step is None for rank in ranks), now)
     elif since(desk.phase_since, now) >= UNTOLD_STEPS_WAIT:
         return _recovered(desk)
     return []

@@ -255,6 +255,13 @@ def running(**settings) -> Bench:
     return bench
 
 
+def attached(bench: Bench) -> None:
+    """Let every rank of the world attach, without another step."""
+    for name in bench.core.state.world:
+        rank = bench.nodes[name].report.ranks[0]
+        bench.nodes[name].tell(ranks=(replace(rank, attached=True),))
+
+
 def killed() -> dict[str, object]:
     return {"exit": ExitCause(signal=9)}
 
@@ -902,9 +909,7 @@ def test_a_start_without_a_first_step_is_no_recovery():
     """A job that crashes at every start would look healthy in every chart."""
     bench = running()
     bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
-    for name in bench.core.state.world:
-        rank = bench.nodes[name].report.ranks[0]
-        bench.nodes[name].tell(ranks=(replace(rank, attached=True),))
+    attached(bench)
     bench.wait(60)
     assert bench.incident().outcome is Outcome.OPEN
     bench.step(21)
@@ -923,12 +928,39 @@ def test_workers_that_tell_no_steps_count_as_recovered_after_a_while():
     assert bench.incident().at(IncidentPhase.FIRST_STEP) is None
 
 
+def test_a_slow_import_after_a_fault_is_waited_for_until_the_first_step():
+    """Half a minute of imports closed the incident as recovered, without its time to recover."""
+    bench = running()
+    attached(bench)
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(120)
+    assert not any(rank.attached for node in bench.nodes.values() for rank in node.report.ranks)
+    bench.boot()
+    for node in list(bench.nodes.values()):
+        node.dial()
+    bench.wait(120)
+    assert bench.incident().outcome is Outcome.OPEN
+    bench.step(21)
+    assert bench.incident().outcome is Outcome.RECOVERED
+    assert bench.incident().at(IncidentPhase.FIRST_STEP) is not None
+
+
+def test_a_restart_whose_imports_never_end_is_a_fault():
+    """Workers that told their steps before and hang while they load would never be noticed."""
+    bench = running(startup_deadline_s=100.0)
+    attached(bench)
+    bench.nodes["node-1"].breaks(FaultKind.CRASH, **killed())
+    bench.wait(90)
+    assert bench.core.state.generation == 2
+    bench.wait(30)
+    assert bench.core.state.generation == 3
+    assert bench.incident(2).faults[0].report.message == "3 ranks made no first step in 100 s"
+
+
 def test_a_start_that_hangs_before_its_first_step_is_a_fault():
     """Nothing else would ever notice: there is no progress yet that could fall silent."""
     bench = Bench(startup_deadline_s=100.0)
-    for name in bench.core.state.world:
-        rank = bench.nodes[name].report.ranks[0]
-        bench.nodes[name].tell(ranks=(replace(rank, attached=True),))
+    attached(bench)
     bench.wait(90)
     assert bench.core.state.generation == 1
     bench.wait(20)
