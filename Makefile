@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 # Quick ones first: a wrong line is known in seconds, not after the last scenario.
 TESTS_QUICK := $(wildcard tests/unit tests/architecture tests/spec)
 TESTS_SIMULATION := $(wildcard tests/simulation)
-TESTS_WHOLE := $(wildcard tests/fuzz tests/component tests/history tests/scenarios tests/gpu)
+TESTS_WHOLE := $(wildcard tests/fuzz tests/security tests/component tests/history tests/scenarios tests/gpu)
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22

@@ -6,9 +6,7 @@ the journal holds what was decided, and the sidecars dial in again.
 
 import asyncio
 import errno
-import ipaddress
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,19 +17,22 @@ from typing import Final
 
 from aiohttp import web
 
+from coordinator.audit_trail import AuditTrail
 from coordinator.events import Accept, Dismiss, Effect, Event, Finished, Persist, Say, Send
 from coordinator.fleet import Fleet
+from coordinator.guard import guard
 from coordinator.history import History
 from coordinator.incidents import Incident
 from coordinator.job import JobCore
 from coordinator.journal import JOURNAL_NAME, Journal
 from coordinator.journal_format import DurableState, JournalError
 from coordinator.ledger import Ledger, report
+from coordinator.listening import CoordinatorError, Door, listen, listen_for_scrapes
 from coordinator.meter import Meter
 from coordinator.metrics import Exposition, JobNumbers
 from coordinator.offender_store import OffenderStore
 from coordinator.offenders import Strike, strikes_of
-from coordinator.operator_api import BODY_BYTES_MAX, OperatorApi, guard
+from coordinator.operator_api import BODY_BYTES_MAX, OperatorApi
 from coordinator.outbox import Outbox
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
@@ -40,12 +41,9 @@ from sidecar.drive import drive, monotonic
 from sidecar.file_limit import allow_files
 from sidecar.http_faults import server_log
 from sidecar.loop_lag import LoopLag
-from sidecar.names import host_problem
 
 INBOX_EVENTS_MAX: Final = 65_536
 """Events that may wait for the core: each link then waits to be read, which slows its sender."""
-ACCEPT_BACKLOG: Final = 4_096
-"""Sidecars that may dial in at the same moment, as after a restart of the coordinator."""
 FAREWELL_S: Final = 20.0
 """Longest wait for the sidecars to leave after the job ended: a stop with grace, and some."""
 HANDLERS_END_S: Final = 1.0
@@ -58,20 +56,13 @@ log = logging.getLogger("outrider.coordinator")
 Announce = Callable[[str], None]
 
 
-class CoordinatorError(Exception):
-    """The coordinator cannot start; the text says why and what to do."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """How one coordinator is run.  ``port`` 0 takes any free one."""
+    """How one coordinator is run."""
 
     settings: JobSettings
     state_dir: Path
-    host: str = "127.0.0.1"
-    port: int = 8081
-    token: str | None = field(default=None, repr=False)
-    allow_insecure_bind: bool = False
+    door: Door = field(default_factory=Door)
     offenders: Path | None = None
     """The file in which all jobs of this machine remember nodes; None remembers nothing."""
     linger_s: float = 2.0
@@ -107,7 +98,7 @@ async def run_coordinator(
     Returns 1 when the job failed, 0 when it completed, a person ended it or ``stop`` came first.
     Raises `CoordinatorError` or `JournalError` when it cannot start or go on.
     """
-    check_bind(config)
+    config.door.check()
     reason = allow_files(config.settings.nnodes, all_there_are=True)
     if reason is not None:
         raise CoordinatorError(reason)
@@ -117,19 +108,6 @@ async def run_coordinator(
         return await coordinator.run(stop, listening)
     finally:
         await journal.close()
-
-
-def check_bind(config: CoordinatorConfig) -> None:
-    """Refuse what is no address, and to let strangers stop the job.  Raises `CoordinatorError`."""
-    reason = host_problem(config.host)
-    if reason is not None:
-        raise CoordinatorError(f"--host {reason}")
-    if config.token is not None or config.allow_insecure_bind or _loopback(config.host):
-        return
-    raise CoordinatorError(
-        f"--host {config.host} can be reached from other machines, and no token is asked for;"
-        " give --token-file, or --allow-insecure-bind on a network you trust"
-    )
 
 
 class _Coordinator:
@@ -150,6 +128,7 @@ class _Coordinator:
         self._journal = journal
         self._offenders = None if config.offenders is None else OffenderStore(config.offenders)
         self._writing: asyncio.Task[None] | None = None
+        self._trail = AuditTrail(journal, settings.job)
         self._history = History()
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
         self._core = JobCore(settings, state, wall_offset_ns, now, strikes)
@@ -193,17 +172,15 @@ class _Coordinator:
 
     async def run(self, stop: asyncio.Event, listening: Announce) -> int:
         """Serve until the end."""
-        runner = web.AppRunner(
-            self._application(),
-            access_log=None,
-            logger=server_log(),
-            shutdown_timeout=HANDLERS_END_S,
-        )
+        api = self._api()
+        runner = _runner(self._application(api))
         await runner.setup()
+        numbers = _runner(_numbers_only(api))
         url_file = self._config.state_dir / URL_NAME
         _remove(url_file)  # left by one that was killed
         try:
-            url = await _listen(runner, self._config)
+            url = await listen(runner, self._config.door)
+            await listen_for_scrapes(numbers, self._config.door)
             _write_whole(url_file, f"{url}\n")
             listening(url)
             return await self._until_the_end(stop)
@@ -211,21 +188,25 @@ class _Coordinator:
             with suppress(OSError):
                 url_file.unlink(missing_ok=True)
             await self._fleet.close()
+            await numbers.cleanup()
             await runner.cleanup()
             if self._writing is not None:
                 await self._writing
 
-    def _application(self) -> web.Application:
-        app = web.Application(
-            middlewares=[guard(self._config.token)], client_max_size=BODY_BYTES_MAX
-        )
-        api = OperatorApi(
+    def _api(self) -> OperatorApi:
+        job = self._config.settings.job
+        return OperatorApi(
             view=lambda: self._core.view(monotonic()),
             inbox=self._inbox,
             journal=self._journal,
             exposition=Exposition(self._numbers),
-            ledger=lambda: report(self._config.settings.job, self._meter.look(monotonic())),
+            ledger=lambda: report(job, self._meter.look(monotonic())),
+            trail=self._trail,
         )
+
+    def _application(self, api: OperatorApi) -> web.Application:
+        door = guard(self._config.door.admission(), self._trail)
+        app = web.Application(middlewares=[door], client_max_size=BODY_BYTES_MAX)
         app.add_routes([*api.routes(), *self._fleet.routes()])
         return app
 
@@ -320,24 +301,15 @@ class _Coordinator:
                 raise AssertionError("the outbox commits these itself")
 
 
-async def _listen(runner: web.AppRunner, config: CoordinatorConfig) -> str:
-    try:
-        await web.TCPSite(runner, config.host, config.port, backlog=ACCEPT_BACKLOG).start()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CoordinatorError(
-                f"port {config.port} on {config.host} is taken; give another --port, or 0 for any"
-                " free one"
-            ) from error
-        # The resolver's own errors have negative numbers, and their text is with them.
-        number = error.errno or 0
-        why = os.strerror(number) if number > 0 else error.strerror or str(error)
-        raise CoordinatorError(
-            f"cannot listen on {config.host}:{config.port} ({why}); give an address of this"
-            " machine as --host"
-        ) from error
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{runner.addresses[0][1]}"
+def _runner(app: web.Application) -> web.AppRunner:
+    return web.AppRunner(app, access_log=None, logger=server_log(), shutdown_timeout=HANDLERS_END_S)
+
+
+def _numbers_only(api: OperatorApi) -> web.Application:
+    """Return what a monitoring network may reach: numbers, and whether we live."""
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
+    app.add_routes([web.get("/metrics", api.metrics), web.get("/healthz", api.health)])
+    return app
 
 
 def _remove(path: Path) -> None:
@@ -363,10 +335,3 @@ def _in_the_way(path: Path, error: OSError) -> CoordinatorError:
         f"the coordinator's own file {path} cannot be written ({error.strerror}); remove what"
         " stands there, or give another --state-dir"
     )
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
+from coordinator.audit_trail import CALLER
 from coordinator.events import (
     Accept,
     Dismiss,
@@ -25,6 +26,8 @@ from coordinator.events import (
 )
 from sidecar.api import UPLINK_PATH, UPWARD, Downward, Goodbye, Hello, Upward, Welcome
 from sidecar.codec import MESSAGE_BYTES_MAX, InvalidMessageError, decode, encode
+from sidecar.pace import Pace
+from sidecar.roles import ANYBODY
 
 LINKS_MAX: Final = 16_384
 """Open connections, presented or not: above the 10 000 nodes that one process is meant for."""
@@ -38,6 +41,11 @@ CLOSE_TIMEOUT_S: Final = 2.0
 """Wait for the peer's half of a close."""
 OUTBOX_MESSAGES_MAX: Final = 64
 """Unsent messages per link.  The core sends a handful per recovery, so more means a stuck peer."""
+MESSAGES_PER_SECOND_MAX: Final = 200
+"""Per link.  A sidecar tells what changed, a few times a second at worst; beyond this it is read
+more slowly, and the others are read as before."""
+MESSAGES_BURST_MAX: Final = 1_000
+"""A node of many ranks answers an inspection at once."""
 
 log = logging.getLogger("outrider.fleet")
 
@@ -52,6 +60,7 @@ class _Link:
     )
     """Frames to send; None closes the link after everything before it."""
     sending: bool = False
+    pace: Pace = field(default_factory=lambda: Pace(MESSAGES_PER_SECOND_MAX, MESSAGES_BURST_MAX))
 
     @property
     def flushed(self) -> bool:
@@ -167,12 +176,18 @@ class Fleet:
             name, secret = self._admit_label
             if not hmac.compare_digest(hello.labels.get(name, "").encode(), secret.encode()):
                 raise InvalidMessageError("this coordinator serves the job of one machine only")
+        caller = link.request.get(CALLER, ANYBODY)
+        if caller.node not in (None, hello.node):
+            raise InvalidMessageError(
+                f"the certificate is that of node {caller.node}, not of {hello.node}"
+            )
         self._presented.add(link.number)
         await self._inbox.put(LinkOpened(link=link.number, hello=hello))
         while (message := await self._next(link)) is not None:
             if isinstance(message, Hello):
                 raise InvalidMessageError("hello was said already on this connection")
             await self._inbox.put(LinkSpoke(link=link.number, message=message))
+            await link.pace.keep()
 
     async def _next(self, link: _Link) -> Upward | None:
         frame = await link.socket.receive()

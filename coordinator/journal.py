@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
+from coordinator.audit import RECORDS_KEPT_MAX, AuditRecord, decode_record, encode_record
 from coordinator.incidents import Incident, Outcome
 from coordinator.journal_format import (
     DurableState,
@@ -91,6 +92,22 @@ CREATE TABLE IF NOT EXISTS ledger (job TEXT PRIMARY KEY, json BLOB NOT NULL) STR
 _PUT_LEDGER: Final = """
 INSERT INTO ledger (job, json) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET json = excluded.json
 """
+_AUDIT: Final = """
+CREATE TABLE IF NOT EXISTS audit (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL,
+    accepted INTEGER NOT NULL,
+    json BLOB NOT NULL
+) STRICT
+"""
+"""Orders and who gave them, obeyed or not; only ever added to, and the oldest go."""
+_PUT_ORDER: Final = "INSERT INTO audit (job, accepted, json) VALUES (?, ?, ?)"
+_DROP_OLD_ORDERS: Final = """
+DELETE FROM audit WHERE job = ?1 AND accepted = ?2 AND number <= (
+    SELECT number FROM audit WHERE job = ?1 AND accepted = ?2 ORDER BY number DESC
+    LIMIT 1 OFFSET ?3
+)
+"""
 
 
 class Journal:
@@ -134,6 +151,28 @@ class Journal:
         """Write the accounts of ``job`` down.  Raises `JournalError`."""
         data = encode_ledger(ledger)
         await self._in_thread(lambda: self._connection.execute(_PUT_LEDGER, (job, data)))
+
+    async def note_order(self, job: str, record: AuditRecord) -> None:
+        """Write down an order for ``job``.  Raises `JournalError`."""
+        data = encode_record(record)
+
+        def write() -> None:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute(_PUT_ORDER, (job, record.accepted, data))
+                dropped = (job, record.accepted, RECORDS_KEPT_MAX)
+                self._connection.execute(_DROP_OLD_ORDERS, dropped)
+
+        await self._in_thread(write)
+
+    async def orders(self, job: str, limit: int) -> list[AuditRecord]:
+        """Return the newest ``limit`` orders for ``job``, oldest first.  Raises `JournalError`."""
+        rows = await self._in_thread(
+            lambda: self._connection.execute(
+                "SELECT json FROM audit WHERE job = ? ORDER BY number DESC LIMIT ?", (job, limit)
+            ).fetchall()
+        )
+        return [decode_record(row[0]) for row in reversed(rows)]
 
     async def commit(self, state: DurableState, *incidents: Incident | None) -> None:
         """Make the state and the incidents durable in one transaction.  Raises `JournalError`."""
@@ -324,3 +363,4 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
     if not tables:
         connection.executescript(_SCHEMA)
     connection.execute(_LEDGER)
+    connection.execute(_AUDIT)

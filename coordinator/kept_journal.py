@@ -3,12 +3,16 @@
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 from urllib.parse import quote
 
+from coordinator.audit import AuditRecord, decode_record
 from coordinator.incidents import Incident
 from coordinator.journal import APPLICATION_ID, JOURNAL_NAME, SCHEMA_VERSION
 from coordinator.journal_format import JournalError, decode_incident
+
+_INCIDENTS: Final = "SELECT json FROM incidents ORDER BY opened_at, rowid"
+_ORDERS: Final = "SELECT json FROM audit ORDER BY number"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,21 +24,30 @@ class KeptJournal:
     @classmethod
     def read(cls, state_dir: Path) -> Self:
         """Read the journal in ``state_dir``.  Raises `JournalError`."""
-        path = state_dir / JOURNAL_NAME
-        if not path.is_file():
-            raise JournalError(
-                f"there is no journal in {state_dir}; give the --state-dir of a coordinator, or"
-                " RUN/state of a run that stood alone"
-            )
-        try:
-            rows = _rows(path)
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal {path} cannot be read ({error})") from error
-        return cls(incidents=tuple(decode_incident(row) for row in rows))
+        return cls(incidents=tuple(map(decode_incident, _rows(state_dir, _INCIDENTS))))
 
 
-def _rows(path: Path) -> list[bytes]:
-    """Return every incident's JSON.  A closed journal is read without touching its folder."""
+def kept_orders(state_dir: Path) -> tuple[AuditRecord, ...]:
+    """Return the orders in ``state_dir``'s journal, oldest first.  Raises `JournalError`."""
+    return tuple(map(decode_record, _rows(state_dir, _ORDERS, table="audit")))
+
+
+def _rows(state_dir: Path, query: str, *, table: str = "incidents") -> list[bytes]:
+    """Return the JSON of every row of a ``table``, none where an older journal lacks it."""
+    path = state_dir / JOURNAL_NAME
+    if not path.is_file():
+        raise JournalError(
+            f"there is no journal in {state_dir}; give the --state-dir of a coordinator, or"
+            " RUN/state of a run that stood alone"
+        )
+    try:
+        return _read(path, query, table)
+    except sqlite3.Error as error:
+        raise JournalError(f"the journal {path} cannot be read ({error})") from error
+
+
+def _read(path: Path, query: str, table: str) -> list[bytes]:
+    """Read without writing.  A closed journal is read without touching its folder."""
     closed = not path.with_name(f"{path.name}-wal").exists()
     mode = "immutable=1" if closed else "mode=ro"
     connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True)
@@ -45,7 +58,9 @@ def _rows(path: Path) -> list[bytes]:
             raise JournalError(
                 f"{path} is no journal of this version of outrider; use the one that wrote it"
             )
-        found = connection.execute("SELECT json FROM incidents ORDER BY opened_at, rowid")
-        return [row[0] for row in found]
+        known = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,))
+        if known.fetchone() is None:
+            return []
+        return [row[0] for row in connection.execute(query)]
     finally:
         connection.close()

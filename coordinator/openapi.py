@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from coordinator.version import version
+from sidecar.roles import Role
 
 JSON: Final = "application/json"
 """A response that is JSON of no fixed shape."""
@@ -33,7 +34,7 @@ class Endpoint:
     """One row of an API.  ``result`` is a dataclass or a content type.
 
     ``without`` names fields of ``result`` that are left out, ``refusals`` the statuses that an
-    error may have besides 401 (and 415 where there is a body).
+    error may have besides 401 and 403.
     """
 
     method: str
@@ -48,6 +49,8 @@ class Endpoint:
     refusals: tuple[int, ...] = ()
     public: bool = False
     """Answered without a token, for probes that carry none."""
+    role: Role = Role.VIEWER
+    """Whom it is for."""
 
 
 def document(endpoints: Iterable[Endpoint], problem: type) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def document(endpoints: Iterable[Endpoint], problem: type) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "security": [{"token": []}, {}],
+        "security": [{"token": []}, {"certificate": []}, {}],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -84,7 +87,11 @@ def document(endpoints: Iterable[Endpoint], problem: type) -> dict[str, Any]:
                     "type": "http",
                     "scheme": "bearer",
                     "description": "Needed when the coordinator was started with a token file.",
-                }
+                },
+                "certificate": {
+                    "type": "mutualTLS",
+                    "description": "Needed when it was started with certificates and no token.",
+                },
             },
         },
     }
@@ -94,6 +101,7 @@ def _operation(row: Endpoint, refs: Mapping[type, Any], problem: Any) -> dict[st
     operation: dict[str, Any] = {
         "operationId": row.operation,
         "summary": row.summary,
+        "description": f"For the role `{row.role}`." if not row.public else "For everybody.",
         "responses": {
             str(row.status): _response(HTTPStatus(row.status).phrase, row.result, refs),
             **{
@@ -101,8 +109,7 @@ def _operation(row: Endpoint, refs: Mapping[type, Any], problem: Any) -> dict[st
                     "description": HTTPStatus(status).phrase,
                     "content": {JSON: {"schema": problem}},
                 }
-                for status in sorted({401, *row.refusals})
-                if not (row.public and status == HTTPStatus.UNAUTHORIZED)
+                for status in sorted({*(() if row.public else (401, 403)), *row.refusals})
             },
         },
     }

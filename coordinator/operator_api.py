@@ -8,14 +8,15 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 import orjson
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
-from coordinator.admission import admits, challenge
+from coordinator.answers import Problem, answered
+from coordinator.audit import RECORDS_KEPT_MAX, AuditRecord
+from coordinator.audit_trail import SAID, AuditTrail
 from coordinator.events import Event, HealthTold, OperatorAsked
 from coordinator.health_events import (
     HealthRequest,
@@ -34,9 +35,8 @@ from coordinator.metrics import AcceptError, Exposition
 from coordinator.openapi import HTML, JSON, METRICS_TEXT, Endpoint, Parameter, document
 from coordinator.request_bodies import read_body
 from coordinator.view import JobView, NodeStatus
-from coordinator.wording import one_line
-from sidecar.api import UPLINK_PATH
 from sidecar.codec import to_plain
+from sidecar.roles import Role
 from sidecar.whole_numbers import whole_number
 
 T = TypeVar("T")
@@ -45,8 +45,6 @@ BODY_BYTES_MAX: Final = 65_536
 """Largest request body: a name and a sentence."""
 WHY_CHARS_MAX: Final = 500
 WHO_CHARS_MAX: Final = 100
-PROBLEM_CHARS_MAX: Final = 2_000
-"""Longest sentence about a request: some of it is the request's own words."""
 INCIDENTS_LISTED_MAX: Final = 1_000
 """Incidents in one list: as many as the journal keeps."""
 INCIDENTS_LISTED_DEFAULT: Final = 100
@@ -85,13 +83,6 @@ class HealthAccepted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Why a request was not served."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """The coordinator runs."""
 
@@ -114,6 +105,13 @@ class IncidentList:
     incidents: tuple[IncidentSummary, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditList:
+    """Orders, oldest first."""
+
+    orders: tuple[AuditRecord, ...]
+
+
 _ID: Final = Parameter(
     name="incident",
     place="path",
@@ -131,6 +129,17 @@ _LIMIT: Final = Parameter(
         "type": "integer",
         "minimum": 1,
         "maximum": INCIDENTS_LISTED_MAX,
+        "default": INCIDENTS_LISTED_DEFAULT,
+    },
+)
+_ORDERS: Final = Parameter(
+    name="limit",
+    place="query",
+    text="How many of the newest orders to list.",
+    schema={
+        "type": "integer",
+        "minimum": 1,
+        "maximum": RECORDS_KEPT_MAX,
         "default": INCIDENTS_LISTED_DEFAULT,
     },
 )
@@ -158,21 +167,23 @@ ENDPOINTS: Final = (
     Endpoint("GET", "/incidents/{incident}", "incident_page", "One incident, as a page.", HTML,
              parameters=(_ID,), refusals=(404, 409)),
     Endpoint("POST", "/v1/job/restart", "restart", "Restart the job's processes.", Accepted,
-             body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
+             body=OperatorRequest, status=202, role=Role.OPERATOR, refusals=(400, 409, 415, 422)),
     Endpoint("POST", "/v1/job/stop", "stop", "End the job for good.", Accepted,
-             body=OperatorRequest, status=202, refusals=(400, 409, 415, 422)),
+             body=OperatorRequest, status=202, role=Role.OPERATOR, refusals=(400, 409, 415, 422)),
     Endpoint("POST", "/v1/nodes/{node}/exclude", "exclude", "Give this node no rank any more.",
-             Accepted, parameters=(_NODE,), body=OperatorRequest, status=202,
+             Accepted, parameters=(_NODE,), body=OperatorRequest, status=202, role=Role.OPERATOR,
              refusals=(400, 404, 409, 415, 422)),
     Endpoint("POST", "/v1/nodes/{node}/include", "include", "Let this node be given ranks again.",
-             Accepted, parameters=(_NODE,), body=OperatorRequest, status=202,
+             Accepted, parameters=(_NODE,), body=OperatorRequest, status=202, role=Role.OPERATOR,
              refusals=(400, 404, 409, 415, 422)),
     Endpoint("POST", "/v1/health-events", "health_event",
              "Tell what another agent, a scheduler or a provider knows of a node's health.",
-             HealthAccepted, body=HealthRequest, status=202, refusals=(400, 409, 415, 422)),
+             HealthAccepted, body=HealthRequest, status=202, role=Role.OPERATOR,
+             refusals=(400, 409, 415, 422)),
+    Endpoint("GET", "/v1/audit", "audit", "Who ordered what, and what came of it.", AuditList,
+             parameters=(_ORDERS,), refusals=(400,)),
     Endpoint("GET", "/v1/openapi.json", "openapi", "This description.", JSON),
 )  # fmt: skip
-_PUBLIC_PATHS: Final = frozenset(item.path for item in ENDPOINTS if item.public)
 
 
 class OperatorApi:
@@ -186,12 +197,14 @@ class OperatorApi:
         journal: Journal,
         exposition: Exposition,
         ledger: Callable[[], LedgerReport],
+        trail: AuditTrail,
     ) -> None:
         self._view = view
         self._inbox = inbox
         self._journal = journal
         self._exposition = exposition
         self._ledger = ledger
+        self._trail = trail
         self._document = orjson.dumps(document(ENDPOINTS, Problem))
 
     def routes(self) -> Iterable[web.RouteDef]:
@@ -203,7 +216,7 @@ class OperatorApi:
     async def health(self, _: web.Request) -> web.Response:
         """Answer probes."""
         view = self._view()
-        return _answer(Health(status="ok", job=view.job, phase=view.phase))
+        return answered(Health(status="ok", job=view.job, phase=view.phase))
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Render the scrape page."""
@@ -215,25 +228,23 @@ class OperatorApi:
 
     async def ledger(self, _: web.Request) -> web.Response:
         """Show where the job's time went."""
-        return _answer(self._ledger())
+        return answered(self._ledger())
 
     async def job(self, _: web.Request) -> web.Response:
         """Show the job."""
         plain = to_plain(self._view())
         del plain["nodes"]
-        return _answer(plain)
+        return answered(plain)
 
     async def nodes(self, _: web.Request) -> web.Response:
         """Show the nodes."""
-        return _answer(NodeList(nodes=self._view().nodes))
+        return answered(NodeList(nodes=self._view().nodes))
 
     async def incidents(self, request: web.Request) -> web.Response:
         """List incidents."""
-        limit = whole_number(request.query.get("limit", str(INCIDENTS_LISTED_DEFAULT)))
-        if limit is None or not 1 <= limit <= INCIDENTS_LISTED_MAX:
-            raise web.HTTPBadRequest(text=f"limit must be 1 to {INCIDENTS_LISTED_MAX}")
+        limit = _limit(request, INCIDENTS_LISTED_MAX)
         found = await self._journal.incidents(self._view().job, limit)
-        return _answer(IncidentList(incidents=tuple(map(summary, found))))
+        return answered(IncidentList(incidents=tuple(map(summary, found))))
 
     async def incident(self, request: web.Request) -> web.Response:
         """Show one incident."""
@@ -243,7 +254,7 @@ class OperatorApi:
         incident = await find(self._journal, self._view().job, wanted)
         if form == "markdown":
             return web.Response(text=markdown(incident), content_type="text/markdown")
-        return _answer(incident)
+        return answered(incident)
 
     async def incident_pages(self, _: web.Request) -> web.Response:
         """Show the page that leads to every incident."""
@@ -299,7 +310,12 @@ class OperatorApi:
         accepted = HealthAccepted(
             accepted=True, node=word.node, known=node is not None, severity=worst
         )
-        return _answer(accepted, status=202)
+        return answered(accepted, status=202)
+
+    async def audit(self, request: web.Request) -> web.Response:
+        """List orders."""
+        found = await self._trail.newest(_limit(request, RECORDS_KEPT_MAX))
+        return answered(AuditList(orders=tuple(found)))
 
     async def openapi(self, _: web.Request) -> web.Response:
         """Describe this API."""
@@ -309,11 +325,13 @@ class OperatorApi:
         self, request: web.Request, action: str, node: str | None = None
     ) -> web.Response:
         asked = await read_body(request, OperatorRequest)
+        request[SAID] = asked.who, asked.why
         view = self._view()
         if view.phase.terminal:
             raise web.HTTPConflict(text=f"the job has already {view.phase}")
+        await self._trail.note(request, action, "accepted", accepted=True)
         await self._inbox.put(OperatorAsked(action=action, who=asked.who, why=asked.why, node=node))
-        return _answer(Accepted(accepted=True, action=action), status=202)
+        return answered(Accepted(accepted=True, action=action), status=202)
 
 
 def _named(view: JobView, name: str) -> str | None:
@@ -324,38 +342,12 @@ def _named(view: JobView, name: str) -> str | None:
     return hosted[0] if len(hosted) == 1 else None
 
 
-def guard(token: str | None) -> Middleware:
-    """Return the middleware that asks for ``token`` (None: nobody is asked) and words errors."""
-
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if token is not None and request.path not in _PUBLIC_PATHS and not admits(request, token):
-            headers = {"WWW-Authenticate": challenge(request)}
-            return _answer(Problem(error="a valid bearer token is needed"), 401, headers)
-        try:
-            return await handler(request)
-        except web.HTTPException as error:
-            if error.status < web.HTTPBadRequest.status_code:
-                raise
-            sentence = one_line(_sentence(request, error), PROBLEM_CHARS_MAX)
-            return _answer(Problem(error=sentence), error.status)
-
-    return middleware
+def _limit(request: web.Request, most: int) -> int:
+    limit = whole_number(request.query.get("limit", str(INCIDENTS_LISTED_DEFAULT)))
+    if limit is None or not 1 <= limit <= most:
+        raise web.HTTPBadRequest(text=f"limit must be 1 to {most}")
+    return limit
 
 
 def _page(markup: str) -> web.Response:
     return web.Response(text=markup, content_type=HTML, headers=HEADERS)
-
-
-def _answer(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    data = orjson.dumps(to_plain(body))
-    return web.Response(body=data, status=status, headers=headers, content_type="application/json")
-
-
-def _sentence(request: web.Request, error: web.HTTPException) -> str:
-    if isinstance(error, web.HTTPMethodNotAllowed):
-        return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}"
-    if error.text and error.text != f"{error.status}: {error.reason}":
-        return error.text
-    known = ", ".join([*(item.path for item in ENDPOINTS), UPLINK_PATH])
-    return f"{error.reason}: {request.path}; known paths: {known}"

@@ -1,18 +1,21 @@
 """The node's HTTP API: a thin shell around the core.
 
-Requests become commands, the core's `Reply` becomes the answer.  Loopback by default; a bearer
-token where one is configured.  It decides nothing but whether a request can be read.
+Requests become commands, the core's `Reply` becomes the answer.  Loopback by default; a token or
+certificates where they are configured.  It decides nothing but whether a request can be read, and
+writes down who sent it.
 """
 
 import asyncio
-import hmac
 import itertools
+import logging
 from collections.abc import Awaitable, Callable, Mapping
+from ssl import SSLContext
 from typing import Any, Final, Protocol
 
 import orjson
 from aiohttp import web
 
+from sidecar.access import Access
 from sidecar.api import AgentState, Command, Shutdown, StatusReport
 from sidecar.events import CommandReceived, Reply
 from sidecar.http_bodies import (
@@ -25,6 +28,8 @@ from sidecar.http_bodies import (
     updated,
 )
 from sidecar.http_faults import read_bytes, server_log
+from sidecar.roles import Role
+from sidecar.web_pages import is_loopback, page_problem
 
 BODY_BYTES_MAX: Final = 8 << 20
 """A start for 100,000 nodes names as many addresses."""
@@ -37,6 +42,9 @@ END_S_MAX: Final = 1.0
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNGUARDED: Final = frozenset({"/healthz"})
+_READING: Final = frozenset({"GET", "HEAD"})
+NOTHING: Final = Access()
+_AUDIT: Final = logging.getLogger("outrider.audit")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -66,20 +74,22 @@ class ApiServer:
         *,
         agent_version: str,
         spare: bool,
-        token: str | None = None,
+        access: Access = NOTHING,
     ) -> None:
         self._view = view
         self._put = put
         self._agent_version = agent_version
         self._spare = spare
-        self._token = token
+        self._access = access
+        self._own_machine = True
         self._table = Table()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
-        self._runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
 
     async def start(self, host: str, port: int) -> int:
         """Listen and return the port.  Raises `OSError`."""
+        self._own_machine = is_loopback(host)
         app = web.Application(middlewares=[self._guard], client_max_size=BODY_BYTES_MAX)
         app.add_routes(
             [
@@ -92,24 +102,37 @@ class ApiServer:
                 web.get("/healthz", self._healthz),
             ]
         )
-        self._runner = web.AppRunner(
+        return await self._serve(app, host, port, self._access.server())
+
+    async def start_scrapes(self, host: str, port: int) -> int:
+        """Tell numbers, and no more, to anybody at a second address.  Raises `OSError`."""
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        routes = [web.get("/metrics", self._metrics), web.get("/healthz", self._healthz)]
+        app.add_routes(routes)
+        return await self._serve(app, host, port, None)
+
+    async def _serve(
+        self, app: web.Application, host: str, port: int, context: SSLContext | None
+    ) -> int:
+        runner = web.AppRunner(
             app,
             access_log=None,
             logger=server_log(),
             handle_signals=False,
             shutdown_timeout=END_S_MAX,
         )
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
-        return int(self._runner.addresses[0][1])
+        self._runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, host, port, ssl_context=context).start()
+        return int(runner.addresses[0][1])
 
     async def close(self) -> None:
         """Answer those who still wait, and stop listening."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(TimeoutError())
-        if self._runner is not None:
-            await self._runner.cleanup()
+        for runner in self._runners:
+            await runner.cleanup()
 
     def answer(self, reply: Reply) -> None:
         """Answer the request that waits for ``reply``; nobody may wait any more."""
@@ -184,10 +207,10 @@ class ApiServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if not self._admitted(request):
-            response = _problem(401, "give the node's token as `Authorization: Bearer ...`")
-            response.headers["WWW-Authenticate"] = "Bearer"
-            return response
+        if request.path not in _UNGUARDED:
+            refused = self._refusal(request)
+            if refused is not None:
+                return refused
         try:
             return await handler(request)
         except BodyError as error:
@@ -198,11 +221,26 @@ class ApiServer:
             own_words = error.text if error.status == web.HTTPBadRequest.status_code else None
             return _problem(error.status, own_words or error.reason)
 
-    def _admitted(self, request: web.Request) -> bool:
-        if self._token is None or request.path in _UNGUARDED:
-            return True
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        """Return the answer to a request that is not served; write down who orders what."""
+        names_checked = self._own_machine and not self._access.asked
+        problem = page_problem(request.headers, names_checked=names_checked)
+        if problem is not None:
+            return _problem(403, problem)
+        transport = request.transport
+        certificate = None if transport is None else transport.get_extra_info("peercert")
+        caller = self._access.caller(request.headers.get("Authorization", ""), certificate)
+        if caller is None:
+            response = _problem(401, "give the node's token as `Authorization: Bearer ...`")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        needed = Role.VIEWER if request.method in _READING else Role.OPERATOR
+        if needed not in caller.roles:
+            return _problem(403, f"this needs the role {needed}")
+        if needed is Role.OPERATOR:
+            shown = caller.proof if caller.name is None else f"{caller.proof} {caller.name}"
+            _AUDIT.info("order: %a (by %s from %s)", request.path, ascii(shown), request.remote)
+        return None
 
 
 async def _json(request: web.Request, *, required: bool) -> Any:

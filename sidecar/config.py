@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from sidecar.access import Access, AccessError
 from sidecar.field_errors import explained
 from sidecar.folders import folder_problem
 from sidecar.given_files import GivenFileError, read_given_text
@@ -19,6 +20,7 @@ from sidecar.hardware.pci import normalise_pci
 from sidecar.logs.rules_file import RulesFileError, read_rules_file
 from sidecar.names import host_problem, labels_problem, name_problem, shown, url_problem
 from sidecar.strict_yaml import YamlError, load_yaml
+from sidecar.web_pages import is_loopback
 from sidecar.workers.command import CommandError, WorkerCommand
 from sidecar.workers.ipc_server import SocketPathError, check_socket_path
 from sidecar.workers.tee import read_tee
@@ -27,7 +29,6 @@ from sidecar.workers.warm_pool import DEFAULT_MODULES
 LOOPBACK: Final = "127.0.0.1"
 SOCKET_NAME: Final = "worker.sock"
 CONFIG_BYTES_MAX: Final = 1 << 20
-TOKEN_BYTES_MAX: Final = 4096
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=1023)]
@@ -58,7 +59,10 @@ class NodeConfig(
     severity or action of a code in the shipped catalogue; ``health`` holds limits of the hardware's
     judgement and further sources of it. ``logRules`` is a file of log rules beside the job's,
     read again when it is edited; where both have a name, the node's rule holds. ``tokenFile``
-    holds the bearer token that guards the API and is shown to the coordinator. ``warmWorkers``
+    holds the bearer token that guards the API and is shown to the coordinator. ``tls`` is a folder
+    of certificates as `outrider certs` writes them: the coordinator is dialled, and the API
+    served, with them. ``metricsListen`` (HOST:PORT) is a second address that tells numbers only,
+    to anybody. ``warmWorkers``
     keeps a process that has imported ``warmModules`` (torch's own by default), from which a
     restart forks its workers.
     """
@@ -82,6 +86,8 @@ class NodeConfig(
     health: HealthSection = HealthSection()
     log_rules: str | None = None
     token_file: str | None = None
+    tls: str | None = None
+    metrics_listen: str | None = None
     module: bool = False
     no_python: bool = False
     warm_workers: bool = True
@@ -91,6 +97,13 @@ class NodeConfig(
     def worker_command(self) -> WorkerCommand:
         """Return the command of this node's workers."""
         return WorkerCommand(argv=self.command, module=self.module, no_python=self.no_python)
+
+    def scrapes(self) -> tuple[str, int] | None:
+        """Return the host and port that ``metricsListen`` names."""
+        if self.metrics_listen is None:
+            return None
+        host, _, port = self.metrics_listen.rpartition(":")
+        return host.strip("[]"), int(port)
 
     def socket_path(self) -> Path:
         """Return where the workers' socket stands."""
@@ -154,27 +167,37 @@ def check_node_config(config: NodeConfig) -> None:
         read_tee(config.tee)
     except ValueError as error:
         raise ConfigError(f"tee: {error}") from None
-    token = read_token(config)
-    if token is None and config.http_host not in (LOOPBACK, "localhost", "::1"):
+    _check_access(config)
+
+
+def read_access(config: NodeConfig) -> Access:
+    """Return what the node shows and asks for.  Raises `ConfigError`."""
+    try:
+        return Access.read(config.token_file, config.tls)
+    except AccessError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_access(config: NodeConfig) -> None:
+    access = read_access(config)
+    if not access.asked and not is_loopback(config.http_host):
         raise ConfigError(
             f"httpHost: {config.http_host} can be reached from other machines, where anybody "
-            f"could stop the workers; give a tokenFile, or use {LOOPBACK}"
+            f"could stop the workers; give tls or a tokenFile, or use {LOOPBACK}"
         )
-
-
-def read_token(config: NodeConfig) -> str | None:
-    """Return the bearer token, None when no file is configured.  Raises `ConfigError`."""
-    if config.token_file is None:
-        return None
-    try:
-        token = read_given_text(Path(config.token_file), TOKEN_BYTES_MAX).strip()
-    except GivenFileError as error:
-        raise ConfigError(f"tokenFile: {config.token_file}: {error}") from None
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
+    if config.tls is not None and not config.coordinator.startswith(("https:", "wss:")):
         raise ConfigError(
-            f"tokenFile: {config.token_file} must hold one word of ASCII characters, the token"
+            f"coordinator: {shown(config.coordinator)} would be asked without TLS, and tls is "
+            "given; write https://"
         )
-    return token
+    if config.metrics_listen is not None:
+        host, _, port = config.metrics_listen.rpartition(":")
+        digits = port.isascii() and port.isdigit() and len(port) <= 5  # noqa: PLR2004 - 65535
+        if host_problem(host) is not None or not digits or int(port) > 65_535:  # noqa: PLR2004
+            raise ConfigError(
+                f"metricsListen: {shown(config.metrics_listen)} is not HOST:PORT, such as"
+                " 10.0.0.7:9400"
+            )
 
 
 def _check_names(config: NodeConfig) -> None:
@@ -200,6 +223,7 @@ def _check_texts(config: NodeConfig) -> None:
         "runDir": config.run_dir,
         "kernelLog": config.kernel_log or "",
         "tokenFile": config.token_file or "",
+        "tls": config.tls or "",
     }
     for field, text in texts.items():
         if "\0" in text:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sidecar.agent import AgentCore
 from sidecar.api import AgentState, Shutdown, StatusReport
 from sidecar.api_server import ApiServer
-from sidecar.config import NodeConfig, read_token
+from sidecar.config import NodeConfig, read_access
 from sidecar.drive import drive, monotonic
 from sidecar.events import (
     AnswerWorker,
@@ -51,11 +51,11 @@ from sidecar.startup import (
     SidecarError,
     agent_config,
     agent_version,
-    cannot_listen,
     cannot_make_socket,
     introduction,
     known_gpus,
     launch_settings,
+    listen,
     log_watch,
     node_watch,
     prepare,
@@ -127,7 +127,7 @@ class _Sidecar:
         self._driving: asyncio.Task[None] | None = None
         self._port: ReservedPort | None = None
         self._stopping = False
-        self._token = read_token(config)
+        self._access = read_access(config)
         self._core = AgentCore(agent_config(config, self._incarnation), monotonic())
         socket_path = config.socket_path()
         self._pages = ProgressPages(
@@ -154,7 +154,7 @@ class _Sidecar:
         live = LiveNumbers(self._logs, self._pages, self._lag)
         self.metrics = Exposition(NodeCollector(config.job, agent_version(), self, live)).text
         self._api = ApiServer(
-            self, self.put, agent_version=agent_version(), spare=config.spare, token=self._token
+            self, self.put, agent_version=agent_version(), spare=config.spare, access=self._access
         )
         self._uplink: Uplink | None = None
         self._effects: dict[type[Effect], Callable[[Any], object]] = {
@@ -178,7 +178,9 @@ class _Sidecar:
         http_port = await self._listen()
         await asyncio.to_thread(self._guardian.begin)
         hello = introduction(self._config, self._incarnation, http_port, self._gpus)
-        self._uplink = Uplink(self._config.coordinator, hello, self, self._token, self.counters.cut)
+        self._uplink = Uplink(
+            self._config.coordinator, hello, self, self._access, self.counters.cut
+        )
         for effect in self._core.begin():
             self._start_effect(effect)
         self._driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))
@@ -226,11 +228,7 @@ class _Sidecar:
         except OSError as error:
             reason = error.strerror or str(error)
             raise SidecarError(f"no progress pages in {self._pages.folder}: {reason}") from None
-        host, port = self._config.http_host, self._config.http_port
-        try:
-            return await self._api.start(host, port)
-        except OSError as error:
-            raise cannot_listen(error, host, port) from None
+        return await listen(self._api, self._config)
 
     async def _wait_for_end(self, stop: asyncio.Event) -> None:
         asked: asyncio.Task[Any] = asyncio.create_task(stop.wait())

@@ -11,6 +11,7 @@ from typing import Final
 
 from sidecar.agent import AgentConfig
 from sidecar.api import PROTOCOL_VERSION, Hello
+from sidecar.api_server import ApiServer
 from sidecar.config import NodeConfig, check_node_config
 from sidecar.drive import monotonic
 from sidecar.events import HardwareFinding, HardwareRecovered, LogFinding, ProcessNote
@@ -125,6 +126,24 @@ def launch_settings(
         if config.resource_config_dir is None
         else Path(config.resource_config_dir).absolute(),
     )
+
+
+async def listen(api: ApiServer, config: NodeConfig) -> int:
+    """Serve the node's API, and its numbers, and return the API's port.  Raises `SidecarError`."""
+    host, port = config.http_host, config.http_port
+    try:
+        bound = await api.start(host, port)
+    except OSError as error:
+        raise cannot_listen(error, host, port) from None
+    if (scrapes := config.scrapes()) is not None:
+        try:
+            await api.start_scrapes(*scrapes)
+        except OSError as error:
+            where = f"metricsListen {config.metrics_listen}"
+            raise SidecarError(
+                f"{where}: {os.strerror(error.errno or 0)}; give another address and port"
+            ) from None
+    return bound
 
 
 def cannot_listen(error: OSError, host: str, port: int) -> SidecarError:

@@ -10,10 +10,12 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable
+from ssl import SSLContext
 from typing import Final, Protocol
 
 import aiohttp
 
+from sidecar.access import Access
 from sidecar.api import (
     DOWNWARD,
     UPLINK_PATH,
@@ -48,6 +50,8 @@ PING_S: Final = 5.0
 ANSWERS_MAX: Final = 16
 """Unsent answers to inspections; older ones are of no use to anybody."""
 
+NOTHING: Final = Access()
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,7 +73,7 @@ class Uplink:
         url: str,
         hello: Hello,
         observer: UplinkObserver,
-        token: str | None = None,
+        access: Access = NOTHING,
         cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.url = url.rstrip("/")
@@ -78,7 +82,8 @@ class Uplink:
         """Welcomes heard, since the start."""
         self._hello = hello
         self._observer = observer
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._headers = access.headers()
+        self._ssl: SSLContext | bool = access.client() or True
         self._status: StatusReport | None = None
         self._answers: deque[ProgressReport | EvidenceReport] = deque(maxlen=ANSWERS_MAX)
         self._news = asyncio.Event()
@@ -124,6 +129,7 @@ class Uplink:
             socket = await session.ws_connect(
                 f"{self.url}{UPLINK_PATH}",
                 headers=self._headers,
+                ssl=self._ssl,
                 heartbeat=PING_S,
                 max_msg_size=MESSAGE_BYTES_MAX,
             )
@@ -222,12 +228,14 @@ class Uplink:
             return
         self._complained_at = now
         why = str(error) or "no answer in time"
-        if isinstance(error, aiohttp.ClientConnectorError):
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            why = f"its certificate is not one of our authority's for that name: {error}"
+        elif isinstance(error, aiohttp.ClientConnectorError):
             why = error.strerror or why
         elif isinstance(error, aiohttp.WSServerHandshakeError):
             why = f"HTTP status {error.status}"
             if error.status in (401, 403):
-                why = "it refuses our token; see tokenFile (--token-file)"
+                why = "it refuses our token or certificate; see tokenFile and tls"
         _LOG.warning("cannot reach the coordinator at %s, retrying (%s)", self.url, why)
 
 

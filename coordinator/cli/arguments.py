@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from coordinator.cli.errors import UserError
 from sidecar.given_files import GivenFileError, read_given_text
-from sidecar.names import shown
+from sidecar.names import host_problem, shown
+from sidecar.roles import TokenFileError, Tokens
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 URL_ENV: Final = "OUTRIDER_COORDINATOR"
 TOKEN_FILE_ENV: Final = "OUTRIDER_TOKEN_FILE"  # noqa: S105 - the name of a variable
+TLS_ENV: Final = "OUTRIDER_TLS"
 TOKEN_BYTES_MAX: Final = 4096
 DEFAULT_PORT: Final = 8081
+DEFAULT_TLS_URL: Final = f"https://127.0.0.1:{DEFAULT_PORT}"
 DEFAULT_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -46,10 +49,31 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coordinator",
         metavar="URL",
-        default=os.environ.get(URL_ENV) or DEFAULT_URL,
+        default=os.environ.get(URL_ENV) or None,
         help=f"coordinator to ask (default: ${URL_ENV} or {DEFAULT_URL})",
     )
+    add_access(parser)
+
+
+def target(args: argparse.Namespace) -> str:
+    """Return the URL of the coordinator that is meant."""
+    default = DEFAULT_URL if args.tls is None else DEFAULT_TLS_URL
+    url: str = default if args.coordinator is None else args.coordinator
+    return url.rstrip("/")
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add what is shown to the other side: a token, certificates, or both."""
     add_token_file(parser)
+    default = os.environ.get(TLS_ENV)
+    parser.add_argument(
+        "--tls",
+        metavar="DIR",
+        type=given_path,
+        default=Path(default) if default else None,
+        help="speak TLS with the certificates in DIR, which `outrider certs` wrote (default:"
+        f" ${TLS_ENV})",
+    )
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
@@ -70,13 +94,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def read_token(path: Path | None) -> str | None:
-    """Return the token in ``path``.  Raises `UserError`."""
+    """Return the one token in ``path``, which is shown.  Raises `UserError`."""
     if path is None:
         return None
-    try:
-        token = read_given_text(path, TOKEN_BYTES_MAX).strip()
-    except GivenFileError as error:
-        raise UserError(f"--token-file {path} cannot be read: {error}") from error
+    token = _token_text(path).strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(f"--token-file {path} must hold one word of ASCII characters, the token")
     return token
@@ -92,6 +113,31 @@ def given_name(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty; name a file or a folder")
     return text
+
+
+def read_tokens(path: Path | None) -> Tokens | None:
+    """Return the tokens in ``path``, which are asked for.  Raises `UserError`."""
+    if path is None:
+        return None
+    try:
+        return Tokens.parse(_token_text(path))
+    except TokenFileError as error:
+        raise UserError(f"--token-file {path} {error}") from error
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return the host and port of ``HOST:PORT``."""
+    host, _, number = text.rpartition(":")
+    if host_problem(host) is not None:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not HOST:PORT, such as 10.0.0.7:9400")
+    return host.strip("[]"), port(number)
+
+
+def _token_text(path: Path) -> str:
+    try:
+        return read_given_text(path, TOKEN_BYTES_MAX)
+    except GivenFileError as error:
+        raise UserError(f"--token-file {path} cannot be read: {error}") from error
 
 
 def positive(text: str) -> int:

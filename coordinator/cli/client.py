@@ -4,22 +4,24 @@ import argparse
 import http.client
 import json
 from dataclasses import dataclass, field
+from ssl import SSLError
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
-from coordinator.cli.arguments import TOKEN_FILE_ENV, URL_ENV, read_token
+from coordinator.cli.arguments import TLS_ENV, TOKEN_FILE_ENV, URL_ENV, read_token, target
 from coordinator.cli.errors import UNREACHABLE, UserError
 from coordinator.wording import one_line
 from sidecar.names import url_problem
+from sidecar.tls import TlsError, client_context
 
 ANSWER_TIMEOUT_S: Final = 10.0
 """The coordinator answers from memory or from one small file."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Largest answer that is read: the nodes of a fleet of thousands."""
 
-_open: Final = build_opener(ProxyHandler({})).open
+_PLAIN: Final = build_opener(ProxyHandler({}))
 """Without a proxy: the coordinator is a neighbour, whatever the environment says."""
 
 
@@ -29,15 +31,25 @@ class Client:
 
     url: str
     token: str | None = field(default=None, repr=False)
+    opener: OpenerDirector = field(default=_PLAIN, repr=False)
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Client":
         """Return the client that the command line asks for.  Raises `UserError`."""
-        url: str = args.coordinator.rstrip("/")
+        url = target(args)
         reason = url_problem(url)
         if reason is not None:
             raise UserError(f"--coordinator {reason} (or set ${URL_ENV})")
-        return cls(url=url, token=read_token(args.token_file))
+        token = read_token(args.token_file)
+        if args.tls is None:
+            return cls(url=url, token=token)
+        if not url.startswith("https:"):
+            raise UserError(f"--coordinator {url} would be asked without TLS; write https://")
+        try:
+            handler = HTTPSHandler(context=client_context(args.tls))
+        except TlsError as error:
+            raise UserError(f"--tls: {error}") from error
+        return cls(url=url, token=token, opener=build_opener(ProxyHandler({}), handler))
 
     def get(self, *path: str, **query: str | int) -> Any:
         """Return the JSON at ``path``.  Raises `UserError`."""
@@ -64,13 +76,17 @@ class Client:
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}")
         try:
-            with _open(request, timeout=ANSWER_TIMEOUT_S) as answer:
+            with self.opener.open(request, timeout=ANSWER_TIMEOUT_S) as answer:
                 data: bytes = answer.read(ANSWER_BYTES_MAX + 1)
         except HTTPError as error:
             raise self._refused(error) from error
         except URLError as error:
             why = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
+            if isinstance(error.reason, SSLError):
+                raise self._not_believed(error.reason) from error
             raise self._unreachable(why or error.reason) from error
+        except SSLError as error:  # it lets us begin, and then refuses what we show
+            raise self._not_believed(error) from error
         except (OSError, http.client.HTTPException, ValueError) as error:  # of any odd answer
             raise self._unreachable(str(error) or type(error).__name__) from error
         return data
@@ -85,13 +101,19 @@ class Client:
         if error.code == http.client.UNAUTHORIZED:
             return UserError(
                 f"the coordinator at {self.url} wants a bearer token; give --token-file (or set"
-                f" ${TOKEN_FILE_ENV})"
+                f" ${TOKEN_FILE_ENV}), or a certificate with --tls (${TLS_ENV})"
             )
         try:
             reason = json.loads(error.read(ANSWER_BYTES_MAX))["error"]
         except (ValueError, KeyError, TypeError, OSError):
             return self._unreachable(f"it answered {error.code}, which no coordinator does")
         return UserError(one_line(str(reason)))
+
+    def _not_believed(self, error: SSLError) -> UserError:
+        return UserError(
+            f"no TLS with the coordinator at {self.url} ({one_line(str(error))}); give --tls (or"
+            f" set ${TLS_ENV}) with certificates of its authority, and its name as they have it"
+        )
 
     def _unreachable(self, why: object) -> UserError:
         return UserError(

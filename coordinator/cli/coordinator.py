@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.cli.arguments import (
     DEFAULT_PORT,
-    add_token_file,
+    add_access,
+    address,
     given_path,
     port,
-    read_token,
+    read_tokens,
     seconds,
     workers,
 )
@@ -45,11 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"port to listen on, 0 for any free one (default: {DEFAULT_PORT})",
     )
     add_state_dir(parser, "~/.local/state/outrider/JOB")
-    add_token_file(parser)
+    add_access(parser)
+    parser.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        type=address,
+        help="tell numbers, and no more, at a second address too, without asking for anything",
+    )
     parser.add_argument(
         "--allow-insecure-bind",
         action="store_true",
-        help="listen beyond this machine although no token is asked for",
+        help="listen beyond this machine although nobody is asked for anything",
     )
     parser.add_argument(
         "--linger",
@@ -101,18 +108,23 @@ def run(args: argparse.Namespace) -> int:
     """Serve the job."""
     start_logging(verbose=args.verbose)
     settings = job_settings(args)
-    token = read_token(args.token_file)
+    tokens = read_tokens(args.token_file)
 
     from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
     from coordinator.daemon import CoordinatorConfig, run_coordinator  # noqa: PLC0415
+    from coordinator.listening import Door  # noqa: PLC0415
 
     config = CoordinatorConfig(
         settings=settings,
         state_dir=args.state_dir or default_state_dir(settings.job),
-        host=args.host,
-        port=args.port,
-        token=token,
-        allow_insecure_bind=args.allow_insecure_bind,
+        door=Door(
+            host=args.host,
+            port=args.port,
+            tokens=tokens,
+            certificates=args.tls,
+            allow_insecure_bind=args.allow_insecure_bind,
+            scrapes=args.metrics_listen,
+        ),
         offenders=args.offenders or _offenders_file(args.state_dir),
         linger_s=_linger(args.linger, settings.ttl_s),
     )
@@ -140,8 +152,8 @@ def _linger(given: float | None, ttl_s: float | None) -> float:
 
 async def worded(work: Coroutine[Any, Any, int]) -> int:
     """Await a coordinator, and turn what its owner can mend into a `UserError`."""
-    from coordinator.daemon import CoordinatorError  # noqa: PLC0415 - loaded by the caller
     from coordinator.journal_format import JournalError  # noqa: PLC0415
+    from coordinator.listening import CoordinatorError  # noqa: PLC0415 - loaded by the caller
 
     try:
         return await work

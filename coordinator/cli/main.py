@@ -40,6 +40,8 @@ COMMANDS: Final = MappingProxyType(
         "stop": ("coordinator.cli.orders", "end the job for good"),
         "exclude": ("coordinator.cli.orders", "give a node no rank any more"),
         "include": ("coordinator.cli.orders", "let an excluded node be given ranks again"),
+        "audit": ("coordinator.cli.audit", "list who ordered what, and what came of it"),
+        "certs": ("coordinator.cli.certs", "make certificates for TLS between all parts"),
         "rules": ("coordinator.cli.rules", "try, check and list log rules"),
         "demo": ("coordinator.cli.demo", "break a small training run and watch it recover"),
     }

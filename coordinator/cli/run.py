@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from coordinator.cli.arguments import DEFAULT_PORT, add_target, given_name, port, read_token
+from coordinator.cli.arguments import (
+    DEFAULT_PORT,
+    add_target,
+    given_name,
+    port,
+    read_tokens,
+    target,
+)
 from coordinator.cli.client import Client
 from coordinator.cli.coordinator import (
     add_job,
@@ -63,6 +70,8 @@ OPTION_OF_FIELD: Final = {
     "kernelLog": "--kernel-log",
     "logRules": "--log-rules",
     "tokenFile": "--token-file",
+    "tls": "--tls",
+    "metricsListen": "--metrics-listen",
     "job": "--job",
     "tee": "--tee",
 }
@@ -140,6 +149,11 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
         help="port of its own API (default: any free one)",
     )
     node.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        help="tell the node's numbers, and no more, at this address too, to anybody",
+    )
+    node.add_argument(
         "--no-warm-workers",
         action="store_true",
         help="start workers cold: keep no process that has imported torch for them (0.3 GiB)",
@@ -196,7 +210,7 @@ def _join(args: argparse.Namespace) -> int:
     """Run the sidecar of one node of a coordinator's job."""
     if args.nnodes is not None:
         node_count(args.nnodes)
-    check_node(args, job=args.job or STANDALONE_JOB, url=args.coordinator)  # before any waiting
+    check_node(args, job=args.job or STANDALONE_JOB, url=target(args))  # before any waiting
     client = Client.of(args)
     if args.job_spec is not None:
         settings = job_settings(args)
@@ -222,17 +236,20 @@ def _standalone(args: argparse.Namespace) -> int:
             f"--standalone is one node, not {settings.nnodes}; raise --nproc-per-node, or start"
             " `outrider coordinator` and one `outrider run --coordinator URL` per node"
         )
+    if args.tls is not None:
+        raise UserError("--standalone stays on this machine and speaks no TLS; leave out --tls")
     own = ("outrider-standalone", secrets.token_hex(8))
     args.label.append(own)
     args.nproc_per_node = settings.nproc_per_node
     args.host = "127.0.0.1" if args.host is None else args.host
-    node = check_node(args, job=settings.job, url=args.coordinator)
-    token = read_token(args.token_file)
+    node = check_node(args, job=settings.job, url=target(args))
+    tokens = read_tokens(args.token_file)
 
     from coordinator.cli.process import run_until_signal  # noqa: PLC0415 - see the module's head
     from coordinator.cli.run_summary import say_what_happened  # noqa: PLC0415
     from coordinator.cli.sidecar import worded_sidecar  # noqa: PLC0415
     from coordinator.daemon import CoordinatorConfig  # noqa: PLC0415
+    from coordinator.listening import Door  # noqa: PLC0415
     from coordinator.standalone import run_standalone  # noqa: PLC0415
     from sidecar.daemon import SidecarError, prepare  # noqa: PLC0415
 
@@ -244,8 +261,7 @@ def _standalone(args: argparse.Namespace) -> int:
     coordinator = CoordinatorConfig(
         settings=settings,
         state_dir=state_dir,
-        port=_usual_port(),
-        token=token,
+        door=Door(port=_usual_port(), tokens=tokens),
         linger_s=0.0,
         refuse_ended=True,
         admit_label=own,
@@ -290,6 +306,8 @@ def check_node(args: argparse.Namespace, *, job: str, url: str) -> "NodeConfig":
         log_rules=args.log_rules,
         gpus=tuple(GpuAddress(index=index, pci=pci) for index, pci in args.gpu),
         token_file=None if args.token_file is None else str(args.token_file),
+        tls=None if args.tls is None else str(args.tls),
+        metrics_listen=args.metrics_listen,
         module=args.module,
         no_python=args.no_python,
         warm_workers=not args.no_warm_workers,

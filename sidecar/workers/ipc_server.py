@@ -22,6 +22,7 @@ import orjson
 
 from sidecar.codec import InvalidMessageError, from_plain
 from sidecar.events import WorkerSpoke
+from sidecar.pace import Pace
 from worker_shim.framing import BadFrame, Decoder, FrameTooLargeError, encode
 from worker_shim.messages import (
     PROTOCOL_VERSION,
@@ -81,13 +82,12 @@ class KnownWorker(Protocol):
 
 @dataclass(slots=True)
 class _Connection:
-    """One client.  ``tokens`` and ``filled_at`` are its rate limit (a token bucket)."""
+    """One client."""
 
     number: int
     writer: asyncio.StreamWriter
     worker: KnownWorker
-    filled_at: float
-    tokens: float = MESSAGES_BURST_MAX
+    pace: Pace = field(default_factory=lambda: Pace(MESSAGES_PER_SECOND_MAX, MESSAGES_BURST_MAX))
     decoder: Decoder = field(default_factory=Decoder)
 
 
@@ -194,7 +194,6 @@ class WorkerServer:
             number=self._next_number,
             writer=writer,
             worker=worker,
-            filled_at=asyncio.get_running_loop().time(),
         )
         self._next_number += 1
         self._connections[connection.number] = connection
@@ -203,7 +202,7 @@ class WorkerServer:
     async def _serve(self, connection: _Connection, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(READ_BYTES):
             for frame in connection.decoder.feed(data):
-                await _throttle(connection)
+                await connection.pace.keep()
                 if not self._handle(connection, frame):
                     return
 
@@ -295,16 +294,6 @@ def _understand(connection: _Connection, frame: dict[str, Any]) -> tuple[Envelop
         )
         raise _RefusedError(kind=STALE, reason=reason, reply_to=reply_to)
     return envelope, message
-
-
-async def _throttle(connection: _Connection) -> None:
-    """Wait when the connection talks faster than it may; the kernel then holds its sender back."""
-    now = asyncio.get_running_loop().time()
-    refill = (now - connection.filled_at) * MESSAGES_PER_SECOND_MAX
-    connection.tokens = min(MESSAGES_BURST_MAX, connection.tokens + refill) - 1
-    connection.filled_at = now
-    if connection.tokens < 0:
-        await asyncio.sleep(-connection.tokens / MESSAGES_PER_SECOND_MAX)
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int:

@@ -15,8 +15,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from coordinator.admission import Admission
+from coordinator.audit_trail import AuditTrail
 from coordinator.command_times import CommandTimes
 from coordinator.events import Event, HealthTold, OperatorAsked
+from coordinator.guard import guard
 from coordinator.history import History
 from coordinator.incidents import (
     Culprit,
@@ -30,10 +33,11 @@ from coordinator.journal import Journal
 from coordinator.journal_format import DurableState
 from coordinator.ledger import Ledger, Seen, report
 from coordinator.metrics import Exposition, JobNumbers
-from coordinator.operator_api import ENDPOINTS, OperatorApi, guard
+from coordinator.operator_api import ENDPOINTS, OperatorApi
 from coordinator.phases import JobPhase
 from coordinator.view import JobView, NodeStatus
 from sidecar.api import AgentState, CheckpointPointer, FaultKind, RankStatus
+from sidecar.roles import Tokens
 from worker_shim.messages import RestartMode
 
 pytestmark = pytest.mark.component
@@ -150,14 +154,17 @@ async def opened(state_dir: Path, token: str | None) -> AsyncIterator[Desk]:
             commands=CommandTimes(),
         )
 
+    trail = AuditTrail(journal, "job")
     api = OperatorApi(
         view=lambda: desk.view,
         inbox=inbox,
         journal=journal,
         exposition=Exposition(numbers),
         ledger=lambda: report("job", LEDGER),
+        trail=trail,
     )
-    app = web.Application(middlewares=[guard(token)])
+    admission = Admission(tokens=None if token is None else Tokens.parse(token))
+    app = web.Application(middlewares=[guard(admission, trail)])
     app.add_routes(api.routes())
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -565,7 +572,7 @@ def test_headers_and_paths_of_any_bytes_are_answered_with_a_sentence(tmp_path: P
             (b"DELETE /v1/job", b"Authorization: Bearer secret", 405),
         ):
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header)
+            writer.write(line + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + header)
             writer.write(b"\r\n\r\n")
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             writer.close()
@@ -592,7 +599,9 @@ def test_an_accept_header_that_cannot_be_read_is_refused_in_a_sentence(tmp_path:
         ):
             reader, writer = await asyncio.open_connection(host, int(port))
             header = f"Accept: {accept}".encode(errors="surrogateescape")
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header)
+            writer.write(
+                b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + header
+            )
             writer.write(b"\r\n\r\n")
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             writer.close()

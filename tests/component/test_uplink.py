@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import WSMsgType, web
 
+from sidecar.access import Access
 from sidecar.api import (
     UPLINK_PATH,
     UPWARD,
@@ -108,7 +109,7 @@ class Coordinator:
 @contextlib.asynccontextmanager
 async def dialled(coordinator: Coordinator, token: str | None = None) -> AsyncIterator:
     heard = Heard()
-    uplink = Uplink(f"http://127.0.0.1:{coordinator.port}/", HELLO, heard, token)
+    uplink = Uplink(f"http://127.0.0.1:{coordinator.port}/", HELLO, heard, Access(token))
     task = asyncio.create_task(uplink.run())
     try:
         yield uplink, heard
@@ -261,7 +262,11 @@ def test_a_status_above_the_limit_is_cut_and_heard(caplog):
         await coordinator.open()
         cuts: list[int] = []
         uplink = Uplink(
-            f"http://127.0.0.1:{coordinator.port}/", HELLO, Heard(), None, lambda: cuts.append(1)
+            f"http://127.0.0.1:{coordinator.port}/",
+            HELLO,
+            Heard(),
+            Access(),
+            lambda: cuts.append(1),
         )
         task = asyncio.create_task(uplink.run())
         try:
