@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
 .PHONY: bench-scout bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
-.PHONY: metrics-reference alerts pictures check-dashboards
+.PHONY: metrics-reference alerts audit sbom pictures check-dashboards
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -64,6 +64,12 @@ metrics-reference: setup  ## write docs/metrics.md from the collectors
 
 lock: setup  ## resolve requirements.lock anew from pyproject.toml
 	$(BIN)/python tools/lock.py
+
+audit: setup-tests  ## ask for known vulnerabilities in what requirements.lock pins
+	$(BIN)/pip-audit --requirement requirements.lock --no-deps --disable-pip --strict
+
+sbom: setup-tests  ## write build/sbom.cdx.json: every package, its version and licence (CycloneDX)
+	$(BIN)/python -m tools.sbom build/sbom.cdx.json
 
 clean:  ## remove caches and run folders
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist .outrider

@@ -149,11 +149,6 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
         help="port of its own API (default: any free one)",
     )
     node.add_argument(
-        "--metrics-listen",
-        metavar="HOST:PORT",
-        help="tell the node's numbers, and no more, at this address too, to anybody",
-    )
-    node.add_argument(
         "--no-warm-workers",
         action="store_true",
         help="start workers cold: keep no process that has imported torch for them (0.3 GiB)",
@@ -187,6 +182,11 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         type=given_name,
         metavar="DIR",
         help="folder of the workers' socket (default: a private one)",
+    )
+    places.add_argument(
+        "--metrics-listen",
+        metavar="HOST:PORT",
+        help="tell the node's numbers, and no more, at this address too, to anybody",
     )
     add_state_dir(places, "with --standalone, `state` in the run's folder")
 

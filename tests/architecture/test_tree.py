@@ -15,6 +15,7 @@ PROMISED = {
     "LICENSE",
     "Makefile",
     "README.md",
+    "SECURITY.md",
     "alerts",
     "bootstrap.sh",
     "compose",
