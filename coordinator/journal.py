@@ -110,6 +110,10 @@ DELETE FROM audit WHERE job = ?1 AND accepted = ?2 AND number <= (
 """
 
 
+DAMAGE: Final = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a file raises that is no database any more; its own messages may be broken text."""
+
+
 class Journal:
     """An open journal.  Every method with ``await`` runs on the one writer thread, in order."""
 
@@ -278,7 +282,7 @@ class _readable:  # noqa: N801 - reads as a statement
         return
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, sqlite3.Error):
+        if not isinstance(error, DAMAGE):
             return
         text = str(error).rstrip(".")
         if isinstance(error, sqlite3.OperationalError):

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from coordinator.audit import AuditRecord, decode_record
 from coordinator.incidents import Incident
-from coordinator.journal import APPLICATION_ID, JOURNAL_NAME, SCHEMA_VERSION
+from coordinator.journal import APPLICATION_ID, DAMAGE, JOURNAL_NAME, SCHEMA_VERSION
 from coordinator.journal_format import JournalError, decode_incident
 
 _INCIDENTS: Final = "SELECT json FROM incidents ORDER BY opened_at, rowid"
@@ -42,7 +42,7 @@ def _rows(state_dir: Path, query: str, *, table: str = "incidents") -> list[byte
         )
     try:
         return _read(path, query, table)
-    except sqlite3.Error as error:
+    except DAMAGE as error:
         raise JournalError(f"the journal {path} cannot be read ({error})") from error
 
 

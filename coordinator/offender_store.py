@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from coordinator.journal import DAMAGE
 from coordinator.offenders import STRIKES_READ_MAX, Strike
 
 STORE_NAME: Final = "offenders.sqlite"
@@ -70,7 +71,7 @@ class OffenderStore:
         try:
             with self._open() as connection:
                 rows = connection.execute(_GET, (STRIKES_READ_MAX,)).fetchall()
-        except (sqlite3.Error, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             self._complain(error)
             return ()
         names = ("job", "incident", "node", "cause", "at_ns", "weight")
@@ -82,7 +83,7 @@ class OffenderStore:
             with self._open() as connection:
                 connection.executemany(_PUT, rows)
                 connection.commit()
-        except (sqlite3.Error, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             self._complain(error)
 
     @contextmanager

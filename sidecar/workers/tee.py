@@ -1,10 +1,14 @@
 """Shows what workers print on the sidecar's own terminal, each line with its rank.
 
+What acts on a terminal stays in the files: what a script prints moves nobody's cursor, sets no
+title, and cannot write over the rank before it.
+
 The workers write to their files and to nothing else, so a terminal that stands still holds none of
 them up: one thread reads the files behind them.
 """
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from sidecar.logs.block import without_escapes
 from sidecar.names import shown
 from sidecar.whole_numbers import whole_number
 from sidecar.workers.files import LogFiles
@@ -26,6 +31,10 @@ LEAVE_S_MAX: Final = 3.0
 """How long a terminal that takes nothing is waited for at the end."""
 STDOUT, STDERR = 1, 2
 """Bits of torchrun's ``--tee``."""
+_ACTING: Final = re.compile(rb"[^\t\x20-\x7e]")
+"""Bytes of plain text are shown as they are, without another look."""
+_CONTROL: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""All but the tab; and what changes the direction in which a line is read."""
 
 
 def read_tee(text: str) -> Mapping[int | None, int]:
@@ -46,6 +55,18 @@ def read_tee(text: str) -> Mapping[int | None, int]:
     if None in given and len(given) > 1:
         raise ValueError(f"{shown(text)} says one thing of all ranks and another of some")
     return given
+
+
+def harmless(line: bytes) -> bytes:
+    r"""Return a line without what acts on a terminal; of a progress bar, what it shows last.
+
+    Sequences are dropped, other control characters written as ``\x..``.
+    """
+    if _ACTING.search(line) is None:
+        return line
+    shown_last = next((part for part in reversed(line.split(b"\r")) if part), b"")
+    text = without_escapes(shown_last).decode(errors="backslashreplace")
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text).encode()
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +108,7 @@ class _Followed:
             self.rest = b""
 
     def _show(self, lines: Iterable[bytes]) -> None:
-        text = b"".join(self.prefix + line + b"\n" for line in lines)
+        text = b"".join(self.prefix + harmless(line) + b"\n" for line in lines)
         if text:
             self.target.write(text)
             self.target.flush()

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from coordinator import journal as journal_module
+from coordinator.audit import AuditRecord
 from coordinator.incidents import Incident, IncidentPhase, Outcome
-from coordinator.journal import Journal
+from coordinator.journal import JOURNAL_NAME, Journal
 from coordinator.journal_format import DurableState, JournalError
+from coordinator.kept_journal import KeptJournal, kept_orders
 from coordinator.phases import JobPhase
 
 pytestmark = pytest.mark.component
@@ -24,7 +26,8 @@ COMMIT_LOOP = """
 import asyncio, sys
 from pathlib import Path
 from coordinator.incidents import Incident
-from coordinator.journal import Journal
+from coordinator.audit import AuditRecord
+from coordinator.journal import JOURNAL_NAME, Journal
 from coordinator.journal_format import DurableState
 
 async def main():
@@ -277,3 +280,44 @@ def test_a_journal_whose_place_was_taken_meanwhile_is_left_to_its_new_owner(tmp_
         await journal.close()
 
     asyncio.run(scene())
+
+
+def test_a_journal_whose_tables_have_no_readable_names_is_refused_in_a_sentence(
+    tmp_path: Path,
+) -> None:
+    """SQLite's message about such a file is no text itself, and would end in a traceback."""
+    path = tmp_path / JOURNAL_NAME
+    asyncio.run(Journal.open(path).close())
+    whole = path.read_bytes()
+    at = whole.index(b"CREATE TABLE")
+    path.write_bytes(whole[:at] + b"\x80" + whole[at + 1 :])
+    with pytest.raises(JournalError, match="damaged"):
+        Journal.open(path)
+    with pytest.raises(JournalError, match="cannot be read"):
+        KeptJournal.read(tmp_path)
+
+
+def test_orders_are_kept_and_refused_ones_push_none_of_them_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may not order anything could make the proof of what others did disappear."""
+    monkeypatch.setattr("coordinator.journal.RECORDS_KEPT_MAX", 3)
+    order = AuditRecord(
+        at_ns=1, order="stop", node=None, who="a", why="b", proof="token", name=None,
+        address="127.0.0.1", accepted=True, outcome="accepted",
+    )  # fmt: skip
+
+    async def scene() -> list[AuditRecord]:
+        journal = Journal.open(tmp_path / JOURNAL_NAME)
+        await journal.note_order("job", order)
+        for number in range(10):
+            refused = replace(order, accepted=False, at_ns=number)
+            await journal.note_order("job", refused)
+        found = await journal.orders("job", 100)
+        await journal.close()
+        return found
+
+    found = asyncio.run(scene())
+    assert found[0] == order
+    assert [record.at_ns for record in found[1:]] == [7, 8, 9]
+    assert list(kept_orders(tmp_path)) == found

@@ -15,7 +15,7 @@ from hypothesis.strategies import SearchStrategy
 T = TypeVar("T")
 
 SECONDS: Final = float(os.environ.get("FUZZ_SECONDS", "10"))
-TARGETS: Final = 14
+TARGETS: Final = 18
 """Tests in this folder, which share the time."""
 ROUND_EXAMPLES: Final = 100
 """Between two looks at the clock."""

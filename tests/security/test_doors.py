@@ -58,7 +58,9 @@ def hello_of(node: str) -> Hello:
 
 
 @asynccontextmanager
-async def served(state_dir: Path, **door: Any) -> AsyncIterator[str]:
+async def served(
+    state_dir: Path, *, limit_s: float | None = DEADLINE_S, **door: Any
+) -> AsyncIterator[str]:
     """Run a whole coordinator and give its URL."""
     spec = convert(
         {"name": "job", "replicaSpecs": [{"name": "nodes", "replicas": 1}]}, JobSpec, "test"
@@ -69,7 +71,7 @@ async def served(state_dir: Path, **door: Any) -> AsyncIterator[str]:
     stop, urls = asyncio.Event(), asyncio.Queue[str]()
     running = asyncio.create_task(run_coordinator(config, stop, listening=urls.put_nowait))
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(limit_s):
             yield await urls.get()
     finally:
         stop.set()
