@@ -1,20 +1,26 @@
 """What scripts and nodes say is shown, and does nothing else."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from yarl import URL
 
 from coordinator.kept_journal import kept_orders
+from sidecar.api import UPLINK_PATH, AgentState, Hello, StatusReport
+from sidecar.codec import encode
 from sidecar.workers.files import LogFiles
 from sidecar.workers.tee import Tee, harmless
-from tests.security.test_doors import asked, served
+from tests.security.test_doors import asked, hello_of, served
 
 pytestmark = pytest.mark.component
 
@@ -118,3 +124,64 @@ def test_no_path_in_a_request_leads_to_a_file(tmp_path: Path, path: str) -> None
                     assert b"root:" not in await answer.read()
 
     asyncio.run(scene())
+
+
+def test_what_a_node_says_of_itself_breaks_out_of_no_place_where_it_is_shown(
+    tmp_path: Path,
+) -> None:
+    """A node would write other nodes' numbers, or run a script in the browser of who looks."""
+    hostile = 'x"} 1\nevil_series{a="b"} 1\n# \x1b]0;owned\x07<script>alert(1)</script>'
+    shown: list[bytes] = []
+
+    async def join(url: str, session: aiohttp.ClientSession, hello: Hello) -> dict[str, Any]:
+        link = await session.ws_connect(url + UPLINK_PATH)
+        await link.send_bytes(encode(hello))
+        return json.loads(await link.receive_str())
+
+    async def scene() -> None:
+        async with served(tmp_path) as url, aiohttp.ClientSession() as session:
+            good = hello_of("n0")
+            for wrong in (
+                {"node": "../../etc"},
+                {"node": hostile},
+                {"host": hostile},
+                {"labels": {hostile: "x"}},
+                {"agent_version": hostile},
+                {"incarnation": hostile},
+            ):
+                answer = await join(url, session, replace(good, **wrong))
+                assert answer["type"] == "goodbye", wrong
+                assert answer["reason"].isprintable()
+            labelled = replace(good, labels={"rack": '7"} 1 <script>'})
+            link = await session.ws_connect(url + UPLINK_PATH)
+            await link.send_bytes(encode(labelled))
+            if json.loads(await link.receive_str())["type"] == "welcome":
+                report = StatusReport(
+                    node="n0",
+                    incarnation="n0-1",
+                    state=AgentState.FAULTED,
+                    generation=0,
+                    stopped_generation=0,
+                    topology_version=0,
+                    rendezvous_port=0,
+                    reason=hostile,
+                    message=hostile,
+                )
+                await link.send_bytes(encode(report))
+            for path in ("/metrics", "/incidents"):
+                async with session.get(url + path) as answer:
+                    shown.append(await answer.read())
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "coordinator.cli", "status", "--coordinator", url),
+                stdout=subprocess.PIPE,
+            )
+            output, _ = await process.communicate()
+            assert process.returncode == 0
+            shown.append(output)
+
+    asyncio.run(scene())
+    families = {item.name for item in text_string_to_metric_families(shown[0].decode())}
+    assert families
+    assert all(name.startswith(("outrider", "python", "process")) for name in families)
+    assert b"<script>" not in shown[1]
+    assert not acts(shown[2])
