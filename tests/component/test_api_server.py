@@ -117,7 +117,7 @@ async def serving(config: NodeConfig) -> AsyncIterator[tuple[Node, "asyncio.Task
 async def bytes_to(port: int, line: bytes, *headers: bytes, body: bytes = b"") -> list[bytes]:
     """Return head and body of the answer to a request that no client would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    lines = [line + b" HTTP/1.1", b"Host: x", b"Connection: close", *headers]
+    lines = [line + b" HTTP/1.1", b"Host: localhost", b"Connection: close", *headers]
     writer.write(b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body]))
     async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
