@@ -60,6 +60,8 @@ def a_worker(pid: int, folder: Path, rank: int = 0) -> Worker:
         pidfd=-1,
         environment={"RANK": str(rank)},
         flight_record=folder / f"page-{rank}.flight.json",
+        mark="a-mark",
+        born=1,
     )
 
 

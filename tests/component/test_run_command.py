@@ -18,6 +18,8 @@ pytestmark = pytest.mark.component
 T = TypeVar("T")
 
 DEADLINE_S = 120.0
+BRIEFLY = ("--linger", "2")
+"""A coordinator stays for a while after the end, for people who ask; here nobody does."""
 OUTRIDER = [sys.executable, "-m", "coordinator.cli"]
 FIRST_LINE = "outrider: coordinator listening on "
 GOOD = """
@@ -280,7 +282,9 @@ def test_a_node_waits_for_its_coordinator_and_learns_the_jobs_name(
     assert node.stderr is not None
     line = until(lambda: text if "retrying" in (text := node.stderr.readline()) else None)
     assert f"cannot reach a coordinator at http://127.0.0.1:{port}" in line
-    coordinator = start("coordinator", "--job", "named-late", "--nnodes", "1", "--port", port)
+    coordinator = start(
+        "coordinator", "--job", "named-late", "--nnodes", "1", "--port", port, *BRIEFLY
+    )
     status, errors = ended(node)
     assert status == 0, errors
     assert ended(coordinator)[0] == 0
@@ -292,7 +296,7 @@ def test_a_sidecar_from_a_file_does_the_same(
     tmp_path: Path, start: Start, script: Callable[[str], Path]
 ) -> None:
     """The file is what a cluster's images carry."""
-    coordinator = start("coordinator", "--job", "job", "--nnodes", "2", "--port", "0")
+    coordinator = start("coordinator", "--job", "job", "--nnodes", "2", "--port", "0", *BRIEFLY)
     url = listening(coordinator)
     nodes = []
     for name in ("a", "b"):
@@ -319,7 +323,7 @@ def test_a_failed_job_is_every_nodes_exit_status(
     tmp_path: Path, start: Start, script: Callable[[str], Path]
 ) -> None:
     """A scheduler that sees 0 from a node marks the failed job as done."""
-    coordinator = start("coordinator", "--job", "job", "--nnodes", "1", "--port", "0")
+    coordinator = start("coordinator", "--job", "job", "--nnodes", "1", "--port", "0", *BRIEFLY)
     node = start(
         *("run", "--coordinator", listening(coordinator), "--job", "job", "--host", "127.0.0.1"),
         *("--log-dir", tmp_path / "logs", script(BAD)),
@@ -354,7 +358,7 @@ def test_training_outlives_its_coordinator_and_the_next_one_still_repairs(
 ) -> None:
     """A coordinator that takes the job down with it is one more thing that breaks at night."""
     port = free_port()
-    serve = ("coordinator", "--job", "job", "--nnodes", "1", "--port", port)
+    serve = ("coordinator", "--job", "job", "--nnodes", "1", "--port", port, *BRIEFLY)
     serve = (*serve, "--state-dir", tmp_path / "kept")
     coordinator = start(*serve)
     url = listening(coordinator)

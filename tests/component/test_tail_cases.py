@@ -480,7 +480,7 @@ def test_hostile_expressions_leave_the_loop_free(tmp_path):
 
 def test_a_rank_may_declare_a_phase_itself(tmp_path):
     """A framework that prints nothing about its evaluation would be stopped in it."""
-    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 0.4}
+    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 2}
 
     async def scenario(node: Node) -> None:
         node.watch(rule)
@@ -488,13 +488,13 @@ def test_a_rank_may_declare_a_phase_itself(tmp_path):
         await node.read(1)
         node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0)])
         append(node.path, "step 1\n")
-        for _ in range(10):  # what is seen again and again is one phase
-            await asyncio.sleep(0.1)
+        for _ in range(13):  # what is seen again and again is one phase
+            await asyncio.sleep(0.2)
             node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0)])
         assert node.findings == []
         node.watcher.saw_progress(2, [AT_WORK])  # of another generation
         node.watcher.saw_progress(1, [UNREADABLE])
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.5)
         assert node.findings == []
         node.watcher.saw_progress(1, [AT_WORK])
         await node.found()
