@@ -19,9 +19,14 @@ def modules_of(package):
 
 
 def loaded_by(*modules):
-    """Return what is in ``sys.modules`` after importing these, and was not before."""
+    """Return what is in ``sys.modules`` after importing these, and was not before.
+
+    Without the handlers that installed distributions offer to torch: torch would import ours.
+    """
     code = (
-        "import importlib, json, sys\nbefore = set(sys.modules)\n"
+        "import importlib, importlib.metadata, json, sys\n"
+        "importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()\n"
+        "before = set(sys.modules)\n"
         "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )
