@@ -15,12 +15,23 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Final
 
 from worker_shim.patching import imported
 
 DESCRIPTORS: Final = "/proc/self/fd"
 
+_BY_GROUP: Final = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "tags_to_pg",
+    "pg_coalesce_state",
+)
+"""What torch keeps of every process group, besides its count of them."""
 _UNAVAILABLE: Final = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 _log: Final = logging.getLogger("outrider")
 
@@ -46,10 +57,28 @@ def call_off_collectives(before: frozenset[int]) -> None:
 def destroy_groups(before: frozenset[int]) -> None:
     """Leave every process group of torch's for good.  Raises what torch raises."""
     distributed = imported("torch.distributed.distributed_c10d")
-    if distributed is None or not distributed.is_initialized():
+    if distributed is None:
+        return
+    if not distributed.is_initialized():
+        _forget_unfinished(distributed)
         return
     call_off_collectives(before)  # peers that wait for this rank hear of it at once
     distributed.destroy_process_group()
+
+
+def _forget_unfinished(distributed: ModuleType) -> None:
+    """Let the next ``init_process_group`` begin as in a new process.
+
+    One that was left halfway has counted its group already, and torch names groups by that count:
+    a survivor and a new process would wait for each other under two names.
+    """
+    world = distributed._world  # noqa: SLF001 - torch resets it only for a finished group
+    for name in _BY_GROUP:
+        with contextlib.suppress(AttributeError):
+            getattr(world, name).clear()
+    with contextlib.suppress(AttributeError):
+        distributed._unregister_all_process_groups()  # noqa: SLF001 - as torch does itself
+    world.group_count = 0
 
 
 def _backends() -> Iterator[Any]:

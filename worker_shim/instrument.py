@@ -23,6 +23,7 @@ from worker_shim.layers import LayerWatch
 from worker_shim.patching import Patches, Watcher, imported, is_traced
 from worker_shim.scout_guard import ScoutGuard
 from worker_shim.session import StepCounter
+from worker_shim.store_wait import STORE_WAIT
 from worker_shim.track import DETAIL_CODES, Before, Track
 
 _READ: Final = DETAIL_CODES["read"]
@@ -58,6 +59,7 @@ class Instruments:
         self._waiting: list[tuple[str, Callable[[ModuleType, ModuleType], None]]] = [
             ("torch.optim.optimizer", self._watch_steps),
             ("torch.distributed.distributed_c10d", self._watch_collectives),
+            ("torch.distributed.rendezvous", self._wait_for_stores),
             ("torch.utils.data.dataloader", self._watch_loaders),
             ("torch._dynamo.callback", self._watch_compiler),
         ]
@@ -151,6 +153,9 @@ class Instruments:
     def _watch_collectives(self, torch: ModuleType, distributed: ModuleType) -> None:
         if hasattr(distributed, "ProcessGroup"):  # a torch may be built without
             self._collectives.install(self._patches, torch, distributed)
+
+    def _wait_for_stores(self, _torch: ModuleType, rendezvous: ModuleType) -> None:
+        STORE_WAIT.install(self._patches, rendezvous)
 
     def _watch_loaders(self, _torch: ModuleType, loader: ModuleType) -> None:
         track = self.track

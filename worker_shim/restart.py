@@ -46,6 +46,7 @@ from worker_shim.messages import (
     PastBarrier,
     RestartMode,
 )
+from worker_shim.store_wait import STORE_WAIT
 
 INTERRUPT_SIGNAL: Final = signal.SIGRTMIN + 8
 """Wakes the training thread from a sleep, a lock or a loop.  Nobody else is known to use it; the
@@ -169,6 +170,7 @@ class _Block:
             daemon=True,
         )
         self._watcher.start()
+        STORE_WAIT.leave_if_called_off = self._leave_if_called_off
         self.armed = True
 
     def _take(self, start: JobStart) -> None:
@@ -192,6 +194,7 @@ class _Block:
         if client is None:
             return False
         halted = self._halted.is_set()
+        STORE_WAIT.leave_if_called_off = None
         self._left.set()
         client.hurry()
         signal.signal(INTERRUPT_SIGNAL, signal.SIG_IGN)  # one may be on its way still
@@ -251,7 +254,11 @@ class _Block:
 
     def _interrupted(self, _number: int, frame: FrameType | None) -> None:
         ours = frame is not None and frame.f_code.co_filename.startswith(_OURS)
-        if self.armed and self._halted.is_set() and not ours:
+        if not ours:
+            self._leave_if_called_off()
+
+    def _leave_if_called_off(self) -> None:
+        if self.armed and self._halted.is_set():
             raise BlockCalledOff
 
 

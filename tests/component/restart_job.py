@@ -3,10 +3,13 @@
 ``break-<rank>`` in the folder that ``--out`` names the parent of says how, once: ``raise``,
 ``swallow`` (catch whatever is raised, for ever), ``sleep`` (in the kernel, in one long call),
 ``restart-<mode>`` (report a fault that asks for this mode).  ``always-<rank>`` with ``raise`` in it
-is never used up.
+is never used up.  ``early-<rank>`` kills the rank once, before it opens or finds the store, as
+soon as everybody else has been waiting for the store for a while.
 """
 
 import argparse
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -32,6 +35,7 @@ KEPT = {"runs": 0}
 def train() -> None:
     """Train until the steps are done or somebody ends us."""
     KEPT["runs"] += 1
+    die_early(int(os.environ["RANK"]))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     print(f"run {KEPT['runs']} of this process, rank {rank} of {dist.get_world_size()}", flush=True)
@@ -66,6 +70,20 @@ def save(step: int, rank: int, model: torch.nn.Module) -> None:
         path.with_suffix(".part").replace(path)
     dist.barrier()
     worker_shim.checkpoint_saved(step, path)
+
+
+def die_early(rank: int) -> None:
+    """Die as the file says, if there is one, when all others wait for the store."""
+    (FOLDER / f"waits-{rank}").touch()
+    order = FOLDER / f"early-{rank}"
+    if not order.exists():
+        return
+    others = int(os.environ["WORLD_SIZE"]) - 1
+    while len(list(FOLDER.glob("waits-*"))) <= others:
+        time.sleep(0.05)
+    time.sleep(3)  # what a store waits between two tries grows, and it must be in such a wait
+    order.unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def misbehave(rank: int) -> None:

@@ -178,6 +178,20 @@ def test_a_job_restart_ends_the_warm_workers_too(job):
     assert incident["decision"]["mode"] == "job_level_restart"
 
 
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_survivor_that_waits_for_the_store_is_brought_back(tmp_path, dead):
+    """Torch's store hears no call back while it connects: the survivor was killed for that."""
+    layout = Layout(root=tmp_path, script=SCRIPT, steps=1, checkpoint_every=10)
+    (tmp_path / f"early-{dead}").touch()
+    with Cluster(layout=layout, workers=NODES, spares=(), spec=SPEC) as cluster:
+        incident = Job(cluster).after(0)
+    survivor = NODES[1 - dead]
+    assert incident["decision"]["mode"] == "local_process_level_restart"
+    assert f"rank {dead} gets a new process" in incident["decision"]["reason"]
+    assert "run 2 of this process" in Job(cluster).output(survivor)
+    assert "not back at the barrier" not in (tmp_path / f"{survivor}.log").read_text()
+
+
 def test_what_no_level_cures_goes_through_all_of_them_and_ends_with_a_reason(tmp_path):
     """A restart that cannot help, repeated at one level, burns a night; ended at once, a job."""
     layout = Layout(root=tmp_path, script=SCRIPT, steps=1, checkpoint_every=10)
