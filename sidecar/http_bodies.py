@@ -83,9 +83,12 @@ class StartBody(UpdateBody):
 
 
 class StopBody(msgspec.Struct):
-    """``/stop``, where everything may be left out."""
+    """``/stop``, where everything may be left out.
 
-    restart_mode: str = RestartMode.PROCESS.value
+    Without ``restart_mode`` workers that have a barrier are brought back to it.
+    """
+
+    restart_mode: str | None = None
     is_graceful: bool = False
     timeout: float | None = None
     generation: _Natural | None = None
@@ -177,7 +180,8 @@ def updated(body: Any, present: StatusReport, table: Table) -> Table | Stale:
 def stop_command(body: Any, present: StatusReport) -> Stop:
     """Return the command in a ``/stop`` body, which may be None.  Raises `BodyError`."""
     stop = _convert({} if body is None else body, StopBody)
-    mode = MODE_NAMES.get(stop.restart_mode.lower())
+    name = capability(present) if stop.restart_mode is None else stop.restart_mode
+    mode = MODE_NAMES.get(name.lower())
     if mode is None:
         raise BodyError("restart_mode", f"{stop.restart_mode!r} is not one of {_listed()}")
     timeout = GRACE_DEFAULT_S if stop.timeout is None else stop.timeout
@@ -189,6 +193,12 @@ def stop_command(body: Any, present: StatusReport) -> Stop:
         reason="asked for over the node's HTTP API",
         grace_s=timeout if stop.is_graceful else 0.0,
     )
+
+
+def capability(report: StatusReport) -> RestartMode:
+    """Return the lightest restart that this node's workers can take: what they registered for."""
+    waits = any(rank.restartable or rank.at_barrier for rank in report.ranks)
+    return RestartMode.IN_PROCESS if waits else RestartMode.PROCESS
 
 
 def status_body(
@@ -213,7 +223,7 @@ def status_body(
         },
         "reason": report.reason,
         "message": report.message,
-        "restartMode": (report.restart_mode or RestartMode.PROCESS).value,
+        "restartMode": (report.restart_mode or capability(report)).value,
         "rank_labels": labels,
         "ipversion": table.ip_version or str(max(table.version, report.topology_version)),
         "progress": _node_progress(report),

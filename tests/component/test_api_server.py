@@ -184,6 +184,65 @@ def test_a_crash_is_told_with_its_cause_and_its_last_words(tmp_path):
     run(config_of(tmp_path, script), scenario)
 
 
+BLOCK = """
+    import time
+    import worker_shim
+    worker_shim.attach()
+
+    @worker_shim.restartable
+    def train():
+        while True:
+            time.sleep(0.05)
+
+    train()
+    """
+
+
+def test_a_stop_without_a_mode_keeps_workers_that_have_a_barrier(tmp_path):
+    """A client of the HyperPod agent names no mode in-process: its workers would all be killed."""
+
+    async def inside(node: Node) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                _, status = await node.get("/status")
+                ranks = status["outrider"]["ranks"]
+                if status["status"] == "running" and ranks and ranks[0]["restartable"]:
+                    assert status["restartMode"] == "in_process_restart"
+                    return ranks[0]["pid"]
+                await asyncio.sleep(0.01)
+
+    async def scenario(node: Node, _: object) -> None:
+        await node.until("ready")
+        await node.post("/start", START)
+        first = await inside(node)
+        assert (await node.post("/stop"))[0] == 200
+        await node.until("ready")
+        assert process_state(first) not in GONE
+        await node.post("/start", START)
+        assert await inside(node) == first
+        assert (await node.post("/stop", {"restart_mode": "plr"}))[0] == 200
+        await node.until("ready")
+        assert process_state(first) in GONE
+
+    run(config_of(tmp_path, BLOCK), scenario)
+
+
+def test_a_stop_without_a_mode_ends_workers_that_have_none(tmp_path):
+    """They would run on beside those of the next start."""
+
+    async def scenario(node: Node, _: object) -> None:
+        await node.until("ready")
+        await node.post("/start", START)
+        status = await node.until("running")
+        while not (ranks := status["outrider"]["ranks"]):
+            _, status = await node.get("/status")
+        assert (await node.post("/stop"))[0] == 200
+        await node.until("ready")
+        assert process_state(ranks[0]["pid"]) in GONE
+
+    run(config_of(tmp_path, SLEEP), scenario)
+
+
 def test_a_job_that_ends_well_is_completed_and_its_checkpoint_is_shown(tmp_path):
     """A finished job would be restarted, from the beginning."""
     script = """
