@@ -41,7 +41,8 @@ def test_it_waits_until_somebody_listens():
         wait.wait("127.0.0.1", port, HOUR)
         opens.join()
         connection, _ = store.accept()
-        connection.close()
+        with connection:
+            assert connection.recv(1) == b"", "it dialled, said nothing and went on"
 
 
 def test_a_wait_that_is_called_off_ends():
@@ -60,14 +61,17 @@ def test_a_wait_that_is_called_off_ends():
 
 def test_it_ends_with_the_timeout_that_torch_has_and_lets_torch_say_so():
     """Another error than torch's own would break scripts that handle it."""
-    wait = StoreWait()
-    wait.leave_if_called_off = list
+    looks, wait = [], StoreWait()
+    wait.leave_if_called_off = lambda: looks.append(1)
     wait.wait("127.0.0.1", free_port(), dt.timedelta(milliseconds=50))
+    assert looks
 
 
 def test_outside_of_a_block_torch_waits_by_itself():
     """A script without a block must not be touched."""
-    StoreWait().wait("127.0.0.1", free_port(), HOUR)
+    wait = StoreWait()
+    wait.wait("127.0.0.1", free_port(), HOUR)
+    assert wait.leave_if_called_off is None
 
 
 SCRIPT = """
