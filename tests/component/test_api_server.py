@@ -198,18 +198,45 @@ BLOCK = """
     """
 
 
+async def inside(node: Node) -> int:
+    """Wait until the worker runs its block; return its pid."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            _, status = await node.get("/status")
+            ranks = status["outrider"]["ranks"]
+            if status["status"] == "running" and ranks and ranks[0]["restartable"]:
+                assert status["restartMode"] == "in_process_restart"
+                return ranks[0]["pid"]
+            await asyncio.sleep(0.01)
+
+
+def test_a_worker_that_dies_at_the_barrier_gets_a_new_process_at_the_next_start(tmp_path):
+    """The start would wait for ever for a process that is gone, or be given to its number."""
+
+    async def scenario(node: Node, _: object) -> None:
+        await node.until("ready")
+        await node.post("/start", START)
+        first = await inside(node)
+        await node.post("/stop")
+        status = await node.until("ready")
+        assert status["outrider"]["ranks"][0]["at_barrier"]
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            while status["status"] != "ready" or status["outrider"]["ranks"]:
+                _, status = await node.get("/status")
+                await asyncio.sleep(0.01)
+        assert status["restartMode"] == "process_level_restart"
+        assert (await node.post("/start", START))[0] == 200
+        second = await inside(node)
+        assert second != first
+        assert process_state(first) in GONE
+        assert process_state(second) not in GONE
+
+    run(config_of(tmp_path, BLOCK), scenario)
+
+
 def test_a_stop_without_a_mode_keeps_workers_that_have_a_barrier(tmp_path):
     """A client of the HyperPod agent names no mode in-process: its workers would all be killed."""
-
-    async def inside(node: Node) -> int:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                _, status = await node.get("/status")
-                ranks = status["outrider"]["ranks"]
-                if status["status"] == "running" and ranks and ranks[0]["restartable"]:
-                    assert status["restartMode"] == "in_process_restart"
-                    return ranks[0]["pid"]
-                await asyncio.sleep(0.01)
 
     async def scenario(node: Node, _: object) -> None:
         await node.until("ready")
