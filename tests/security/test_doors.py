@@ -72,7 +72,12 @@ async def served(
     running = asyncio.create_task(run_coordinator(config, stop, listening=urls.put_nowait))
     try:
         async with asyncio.timeout(limit_s):
-            yield await urls.get()
+            listening = asyncio.create_task(urls.get())
+            await asyncio.wait({listening, running}, return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done():  # it ended instead, and its error says why
+                listening.cancel()
+                await running
+            yield await listening
     finally:
         stop.set()
         await running
