@@ -37,6 +37,7 @@ from coordinator.outbox import Outbox
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
 from coordinator.streams import drop
+from coordinator.wording import one_line
 from sidecar.drive import drive, monotonic
 from sidecar.file_limit import allow_files
 from sidecar.http_faults import server_log
@@ -44,6 +45,8 @@ from sidecar.loop_lag import LoopLag
 
 INBOX_EVENTS_MAX: Final = 65_536
 """Events that may wait for the core: each link then waits to be read, which slows its sender."""
+SAID_CHARS_MAX: Final = 4000
+"""Longest line of the log; it may quote what workers and people wrote."""
 FAREWELL_S: Final = 20.0
 """Longest wait for the sidecars to leave after the job ended: a stop with grace, and some."""
 HANDLERS_END_S: Final = 1.0
@@ -292,10 +295,11 @@ class _Coordinator:
                 self._fleet.execute(effect)
             case Say():
                 level = logging.getLevelNamesMapping().get(effect.level.upper(), logging.INFO)
-                log.log(level, "%s", effect.text)
+                log.log(level, "%s", one_line(effect.text, SAID_CHARS_MAX))
             case Finished():
                 if not self._finished.done():
-                    log.info("the job %s: %s", effect.outcome, effect.reason)
+                    reason = one_line(effect.reason, SAID_CHARS_MAX)
+                    log.info("the job %s: %s", effect.outcome, reason)
                     self._finished.set_result(effect)
             case Persist():
                 raise AssertionError("the outbox commits these itself")

@@ -41,7 +41,7 @@ def against(scene: Callable[[str, Callable[..., Any]], None]) -> None:
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            async with served(Path(folder), limit_s=None) as url:
+            async with served(Path(folder), limit_s=None, linger_s=3600) as url:
                 loop = asyncio.get_running_loop()
 
                 def wait(work: Coroutine[Any, Any, Any]) -> Any:

@@ -59,14 +59,14 @@ def hello_of(node: str) -> Hello:
 
 @asynccontextmanager
 async def served(
-    state_dir: Path, *, limit_s: float | None = DEADLINE_S, **door: Any
+    state_dir: Path, *, limit_s: float | None = DEADLINE_S, linger_s: float = 0, **door: Any
 ) -> AsyncIterator[str]:
-    """Run a whole coordinator and give its URL."""
+    """Run a whole coordinator and give its URL; an order to stop ends it after ``linger_s``."""
     spec = convert(
         {"name": "job", "replicaSpecs": [{"name": "nodes", "replicas": 1}]}, JobSpec, "test"
     )
     config = CoordinatorConfig(
-        settings=spec.settings(1), state_dir=state_dir, door=Door(port=0, **door), linger_s=0
+        settings=spec.settings(1), state_dir=state_dir, door=Door(port=0, **door), linger_s=linger_s
     )
     stop, urls = asyncio.Event(), asyncio.Queue[str]()
     running = asyncio.create_task(run_coordinator(config, stop, listening=urls.put_nowait))
