@@ -31,9 +31,12 @@ class LoopLag:
         while True:
             due = loop.time() + PERIOD_S
             await asyncio.sleep(PERIOD_S)
-            late_s = max(0.0, loop.time() - due)
-            self._counts[bisect_left(BUCKETS_S, late_s)] += 1
-            self._sum_s += late_s
+            self.observe(max(0.0, loop.time() - due))
+
+    def observe(self, late_s: float) -> None:
+        """Count one wake-up that was ``late_s`` seconds late."""
+        self._counts[bisect_left(BUCKETS_S, late_s)] += 1
+        self._sum_s += late_s
 
     def families(self) -> tuple[Metric, ...]:
         """Return what was measured so far."""

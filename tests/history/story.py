@@ -92,7 +92,7 @@ class StoryNode(Node):
         self.uncorrected = 0
         self.slow_rank: int | None = None
         self.lag = LoopLag()
-        self.lag._histogram.observe(0.002)
+        self.lag.observe(0.002)
 
     def _report(self, message: object) -> None:
         if isinstance(message, StatusReport):
