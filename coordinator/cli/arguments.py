@@ -88,6 +88,17 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_limit(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add ``--limit`` of a list of which the newest lines are shown."""
+    parser.add_argument(
+        "--limit",
+        type=positive,
+        default=default,
+        metavar="N",
+        help=f"how many of the newest to show (default: {default})",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the choice of JSON instead of tables."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")

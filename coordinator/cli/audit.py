@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from coordinator.cli.arguments import add_json, positive
+from coordinator.cli.arguments import add_json, add_limit
 from coordinator.cli.client import Client
 from coordinator.cli.console import cell, clock, console, print_json, table
 from coordinator.cli.errors import UserError
@@ -19,13 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``outrider audit``."""
     add_source(parser)
     add_json(parser)
-    parser.add_argument(
-        "--limit",
-        type=positive,
-        default=SHOWN_DEFAULT,
-        metavar="N",
-        help=f"how many of the newest to show (default: {SHOWN_DEFAULT})",
-    )
+    add_limit(parser, SHOWN_DEFAULT)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from coordinator.cli.arguments import add_json, positive
+from coordinator.cli.arguments import add_json, add_limit
 from coordinator.cli.console import cell, clock, console, print_json, span, table
 from coordinator.cli.incident_source import add_source, source_of
 
@@ -21,13 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``outrider incidents``."""
     add_source(parser)
     add_json(parser)
-    parser.add_argument(
-        "--limit",
-        type=positive,
-        default=SHOWN_DEFAULT,
-        metavar="N",
-        help=f"how many of the newest to show (default: {SHOWN_DEFAULT})",
-    )
+    add_limit(parser, SHOWN_DEFAULT)
 
 
 def run(args: argparse.Namespace) -> int:
