@@ -33,14 +33,13 @@ LOSS = {
 }
 
 
-STARTED = time.monotonic_ns()
 AT_WORK = RankSnapshot(rank=0, node="n", local_rank=0, phase=Phase.FORWARD, progress_age_ns=1)
 UNREADABLE = RankSnapshot(rank=0, node="n", local_rank=0)
 
 
-def in_phase(phase: Phase, limit_s: float) -> RankSnapshot:
-    """What a page says in a phase that was declared when this module was loaded."""
-    age = time.monotonic_ns() - STARTED
+def in_phase(phase: Phase, limit_s: float, since: int) -> RankSnapshot:
+    """What a page says in a phase that was declared at ``since``, in ns of the monotonic clock."""
+    age = time.monotonic_ns() - since
     return replace(AT_WORK, phase=phase, phase_limit_ns=seconds(limit_s), phase_started_age_ns=age)
 
 
@@ -486,11 +485,12 @@ def test_a_rank_may_declare_a_phase_itself(tmp_path):
         node.watch(rule)
         append(node.path, "starting\n")
         await node.read(1)
-        node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0)])
+        declared = time.monotonic_ns()
+        node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0, declared)])
         append(node.path, "step 1\n")
         for _ in range(13):  # what is seen again and again is one phase
             await asyncio.sleep(0.2)
-            node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0)])
+            node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0, declared)])
         assert node.findings == []
         node.watcher.saw_progress(2, [AT_WORK])  # of another generation
         node.watcher.saw_progress(1, [UNREADABLE])
@@ -511,7 +511,8 @@ def test_c94_a_phase_that_its_attempt_never_ended_is_over_with_it(tmp_path):
         node.watch(rule, save)
         append(node.path, "step 1\nsave begins\n")
         await node.read(2)
-        node.watcher.saw_progress(1, [in_phase(Phase.CHECKPOINT, 600.0)])  # and then it is killed
+        saved = in_phase(Phase.CHECKPOINT, 600.0, time.monotonic_ns())
+        node.watcher.saw_progress(1, [saved])  # and then it is killed
         node.files = {0: (tmp_path / "second.out", tmp_path / "second.err")}
         node.watch(rule, save, generation=2)
         for number in range(20):
