@@ -4,7 +4,6 @@ python -m alerts.build            write
 python -m alerts.build --check    compare
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final
 import yaml
 
 from alerts.thresholds import Thresholds
+from tools.generated import write_or_compare
 
 FOLDER: Final = Path(__file__).resolve().parent
 SOURCE: Final = FOLDER / "rules.in.yaml"
@@ -60,17 +60,7 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m alerts.build")
-    parser.add_argument("--check", action="store_true", help="compare only")
-    new = text(Thresholds())
-    if parser.parse_args(argv).check:
-        if RULES.is_file() and RULES.read_text(encoding="utf-8") == new:
-            return 0
-        print("alerts/outrider.rules.yaml is not what rules.in.yaml says; run `make alerts`")
-        return 1
-    RULES.write_text(new, encoding="utf-8")
-    print("wrote alerts/outrider.rules.yaml")
-    return 0
+    return write_or_compare(argv, "alerts.build", "alerts", {RULES: text(Thresholds())})
 
 
 if __name__ == "__main__":

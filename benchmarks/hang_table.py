@@ -39,10 +39,7 @@ WITHIN_S: Final = 120.0
 POLL_S: Final = 0.02
 STEADY_STEPS: Final = 12
 
-SPEC: Final = """\
-name: demo
-nprocPerNode: 1
-replicaSpecs: [{{name: workers, replicas: {nodes}}}]
+POLICY: Final = """\
 runPolicy:
   jobMaxRetryCount: 1000
 progressPolicy: {progress}
@@ -240,9 +237,9 @@ def running(progress: str, **environment: str) -> Iterator[Bench]:
         root = Path(folder)
         (root / "orders").mkdir()
         os.environ |= {"BENCH_DIR": folder, "OMP_NUM_THREADS": "1", **environment}
-        spec = SPEC.format(nodes=len(NODES), progress=progress, lease=LEASE_S)
+        policy = POLICY.format(progress=progress, lease=LEASE_S)
         layout = BenchLayout(root=root, script=SCRIPT, steps=1, checkpoint_every=1)
-        with Cluster(layout=layout, workers=NODES, spares=(), spec=spec) as cluster:
+        with Cluster(layout=layout, workers=NODES, spares=(), policy=policy) as cluster:
             try:
                 yield Bench(cluster)
             except UserError as error:

@@ -3,11 +3,10 @@
 It only words what an incident holds; what is foreign is made harmless before it is written.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 from coordinator.incidents import Incident, StackGroup
-from coordinator.markdown import code, safe
+from coordinator.markdown import code, safe, table
 from coordinator.positions import marks
 from coordinator.wording import rank_list
 from scout.hang import RankSnapshot
@@ -30,21 +29,23 @@ def positions_page(incident: Incident) -> list[str]:
     more = len(ordered) - len(shown)
     rest = ["", f"And {more} more ranks that nothing sets apart."] if more > 0 else []
     head = ["## Where every rank stood", ""]
-    columns = ["| | Rank | Node | Step | Collective | Phase | Silent for | Process |"]
-    lines = ["|---|---:|---|---:|---:|---|---:|---|"]
-    return [*head, *columns, *lines, *rows, *rest]
+    columns = ("", "Rank:", "Node", "Step:", "Collective:", "Phase", "Silent for:", "Process")
+    return [*head, *table(columns, rows), *rest]
 
 
 def evidence_page(incident: Incident) -> list[str]:
     """Return the Markdown lines that say what the last look at the ranks showed."""
     lines: list[str] = []
     if incident.stack_groups:
-        lines += ["| | Ranks | Innermost frame |", "|---|---|---|"]
-        lines += [
-            f"| {'odd' if group.odd else ''} | {rank_list(group.ranks)} "
-            f"| {safe(group.frames[0] if group.frames else '')} |"
+        rows = (
+            (
+                "odd" if group.odd else "",
+                rank_list(group.ranks),
+                safe(group.frames[0] if group.frames else ""),
+            )
             for group in incident.stack_groups
-        ]
+        )
+        lines += table(("", "Ranks", "Innermost frame"), rows)
         for group in incident.stack_groups:
             lines += ["", f"{stack_title(group)}:", "", *code(shown_frames(group))]
     for rank, seen in incident.evidence.items():
@@ -93,9 +94,9 @@ def process(facts: ProcessFacts) -> str:
     return ", ".join(parts)
 
 
-def _position(it: RankSnapshot, mark: str) -> str:
+def _position(it: RankSnapshot, mark: str) -> tuple[object, ...]:
     age = "" if it.progress_age_ns is None else f"{it.progress_age_ns / 1e9:.1f} s"
-    cells: Iterable[object] = (
+    return (
         f"**{mark}**" if mark else "",
         it.rank,
         safe(it.node),
@@ -105,7 +106,6 @@ def _position(it: RankSnapshot, mark: str) -> str:
         age,
         safe(it.process_state or ""),
     )
-    return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def _size(count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from coordinator.evidence_text import evidence_page, positions_page
 from coordinator.incidents import Finding, Incident, IncidentPhase, Outcome
-from coordinator.markdown import code, safe
+from coordinator.markdown import code, safe, table
 from coordinator.wording import natural_key, one_line
 from scout.verdict import Evidence
 
@@ -126,11 +126,7 @@ def _facts(incident: Incident) -> list[str]:
         else str(incident.steps_at_fault),
         "Nodes by group rank": ", ".join(incident.world) or "none",
     }
-    return [
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {safe(value)} |" for name, value in rows.items()),
-    ]
+    return table(("", ""), ((name, safe(value)) for name, value in rows.items()))
 
 
 def _timeline(incident: Incident) -> list[str]:
@@ -144,13 +140,13 @@ def _timeline(incident: Incident) -> list[str]:
         return []
     origin = min(at_ns for at_ns, _, _ in events)
     rows = [
-        f"| {(at_ns - origin) / 1e9:+.3f} s | {clock(at_ns)} | {_strong(safe(text), milestone)} |"
+        (f"{(at_ns - origin) / 1e9:+.3f} s", clock(at_ns), _strong(safe(text), milestone))
         for at_ns, text, milestone in sorted(events, key=lambda event: event[0])
     ]
     more = len(faults) - FAULTS_SHOWN_MAX
-    rest = [f"| | | and {more} more reports |"] if more > 0 else []
-    head = ["## Timeline", "", "| Offset | UTC | Event |", "|---:|---|---|"]
-    return [*head, *rows, *rest]
+    if more > 0:
+        rows.append(("", "", f"and {more} more reports"))
+    return ["## Timeline", "", *table(("Offset:", "UTC", "Event"), rows)]
 
 
 def _finding(finding: Finding | None) -> list[str]:
@@ -171,8 +167,8 @@ def _finding(finding: Finding | None) -> list[str]:
             "GPU": culprit.gpu,
             "reason": culprit.reason,
         }
-        lines += ["", "| Culprit | |", "|---|---|"]
-        lines += [f"| {k} | {safe(str(v))} |" for k, v in told.items() if v is not None]
+        rows = ((name, safe(str(value))) for name, value in told.items() if value is not None)
+        lines += ["", *table(("Culprit", ""), rows)]
     lines += _evidence("Evidence", finding.evidence)
     return lines + _evidence("What speaks for somebody else", finding.dissent)
 
@@ -200,25 +196,26 @@ def _decision(incident: Incident) -> list[str]:
 def _checkpoints(incident: Incident) -> list[str]:
     if not incident.checkpoints:
         return []
-    rows = [
-        f"| {safe(choice.prefix)} | {'none' if choice.step is None else choice.step} "
-        f"| {safe(choice.path or '')} | {safe(choice.reason)} |"
+    rows = (
+        (
+            safe(choice.prefix),
+            "none" if choice.step is None else choice.step,
+            safe(choice.path or ""),
+            safe(choice.reason),
+        )
         for choice in incident.checkpoints
-    ]
-    head = ["## Checkpoint", "", "| Prefix | Step | Path | Why |", "|---|---:|---|---|"]
-    return [*head, *rows]
+    )
+    return ["## Checkpoint", "", *table(("Prefix", "Step:", "Path", "Why"), rows)]
 
 
 def _moves(incident: Incident) -> list[str]:
     if not incident.moves:
         return []
-    rows = [
-        f"| {move.group_rank} | {safe(move.from_node)} | {safe(move.to_node)} "
-        f"| {safe(move.reason)} |"
+    rows = (
+        (move.group_rank, safe(move.from_node), safe(move.to_node), safe(move.reason))
         for move in incident.moves
-    ]
-    head = ["## Rank moves", "", "| Group rank | From | To | Why |", "|---:|---|---|---|"]
-    return [*head, *rows]
+    )
+    return ["## Rank moves", "", *table(("Group rank:", "From", "To", "Why"), rows)]
 
 
 def _tails(incident: Incident) -> list[str]:

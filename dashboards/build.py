@@ -4,7 +4,6 @@ python -m dashboards.build            write
 python -m dashboards.build --check    compare, and say which one differs
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from dashboards import (
     recovery,
 )
 from dashboards.parts import Builder
+from tools.generated import write_or_compare
 
 FOLDER: Final = Path(__file__).resolve().parent
 
@@ -44,22 +44,8 @@ def render(builder: Callable[[], Builder]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dashboards.build")
-    parser.add_argument("--check", action="store_true", help="compare only")
-    arguments = parser.parse_args(argv)
-    stale: list[str] = []
-    for name, builder in DASHBOARDS.items():
-        path = FOLDER / name
-        text = render(builder)
-        if not arguments.check:
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote dashboards/{name}")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
-    if stale:
-        print(f"not what the builders print: {', '.join(stale)}; run `make dashboards`")
-        return 1
-    return 0
+    files = {FOLDER / name: render(builder) for name, builder in DASHBOARDS.items()}
+    return write_or_compare(argv, "dashboards.build", "dashboards", files)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m tools.metrics_reference            write
 python -m tools.metrics_reference --check    compare
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.logs.numbers import Extracted
 from sidecar.loop_lag import LoopLag
 from sidecar.metrics import NodeCollector, NodeCounters
+from tools.generated import write_or_compare
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs/metrics.md"
 JOB: Final = "training_job"
@@ -176,18 +176,8 @@ def _labels(family: Metric) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or compare; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.metrics_reference")
-    parser.add_argument("--check", action="store_true", help="compare only")
-    before = PAGE.read_text(encoding="utf-8")
-    text = page(before)
-    if parser.parse_args(argv).check:
-        if before == text:
-            return 0
-        print("docs/metrics.md is not what the collectors say; run `make metrics-reference`")
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    print("wrote docs/metrics.md")
-    return 0
+    files = {PAGE: page(PAGE.read_text(encoding="utf-8"))}
+    return write_or_compare(argv, "tools.metrics_reference", "metrics-reference", files)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,15 @@ class Layout:
         ]
 
 
+_JOB: Final = """\
+name: demo
+nprocPerNode: 1
+replicaSpecs:
+  - name: workers
+    replicas: {nodes}
+"""
+
+
 def pci_address(node_index: int) -> str:
     """Return the PCI address that stands for a node's GPU 0 in its kernel log."""
     return f"0000:{0x3B + node_index:02x}:00"
@@ -73,7 +82,8 @@ class Cluster:
     layout: Layout
     workers: Sequence[str]
     spares: Sequence[str]
-    spec: str
+    policy: str = ""
+    """What the job spec says beside the job's name and nodes: YAML text."""
     path: Path | None = None
     """A folder of Python modules that every process finds before all others."""
     client: Client = field(init=False)
@@ -129,7 +139,7 @@ class Cluster:
     def start_coordinator(self, port: int = 0) -> None:
         """Start the coordinator, or start it again on the ``port`` and journal it had."""
         folder = self.layout.root / "coordinator"
-        (folder / "job.yaml").write_text(self.spec)
+        (folder / "job.yaml").write_text(_JOB.format(nodes=len(self.workers)) + self.policy)
         address = folder / "state" / "coordinator.url"
         address.unlink(missing_ok=True)
         self._start(

@@ -26,12 +26,7 @@ POLL_S: Final = 0.02
 LADDER: Final = (RestartMode.LOCAL_PROCESS, RestartMode.PROCESS, RestartMode.JOB, None)
 """What is tried, mildest first, before the job is given up."""
 
-SPEC: Final = f"""\
-name: demo
-nprocPerNode: 1
-replicaSpecs:
-  - name: workers
-    replicas: {len(WORKERS)}
+POLICY: Final = """\
 runPolicy:
   jobMaxRetryCount: 20
   restartPolicy:
@@ -49,7 +44,7 @@ def run_ladder(root: Path, script: Path, screen: Screen) -> bool:
         options=("--restart-in-process",),
     )
     screen.say(f"escalation: a job of its own; rank 1 on {VICTIM} is killed whenever it lives")
-    with Cluster(layout=layout, workers=WORKERS, spares=(), spec=SPEC) as cluster:
+    with Cluster(layout=layout, workers=WORKERS, spares=(), policy=POLICY) as cluster:
         _await_steps(cluster)
         incidents = _kill_until_the_end(cluster, screen)
     modes = [incident["decision"]["mode"] for incident in incidents]

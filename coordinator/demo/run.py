@@ -24,12 +24,7 @@ HEALTHY_WITHIN_S: Final = 90.0
 RECOVERED_WITHIN_S: Final = 90.0
 POLL_S: Final = 0.05
 
-SPEC: Final = f"""\
-name: demo
-nprocPerNode: 1
-replicaSpecs:
-  - name: workers
-    replicas: {len(WORKERS)}
+POLICY: Final = """\
 runPolicy:
   jobMaxRetryCount: 20
   restartPolicy:
@@ -92,7 +87,7 @@ def _run(layout: Layout, scenarios: Sequence[Scenario]) -> int:
         layout=layout,
         workers=WORKERS,
         spares=SPARES,
-        spec=SPEC + COMPARING if compares else SPEC,
+        policy=POLICY + COMPARING if compares else POLICY,
         path=SABOTAGE if compares else None,
     )
     with cluster:

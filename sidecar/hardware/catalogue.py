@@ -84,8 +84,7 @@ class XidMeaning:
     """This site says itself how bad it is; what a line adds changes nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkRow:
+class NvlinkRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one unit's report means, if bit of ``status`` and ``reason`` fit (empty: any)."""
 
     xid: int
@@ -184,19 +183,7 @@ def shipped() -> Catalogue:
         )
         for code, entry in body.codes.items()
     }
-    rows = tuple(
-        NvlinkRow(
-            xid=row.xid,
-            units=row.units,
-            severity=row.severity,
-            action=row.action,
-            status=row.status,
-            reason=row.reason,
-            promoted=row.promoted,
-        )
-        for row in body.nvlink5
-    )
-    return Catalogue(codes=codes, nvlink5=rows)
+    return Catalogue(codes=codes, nvlink5=body.nvlink5)
 
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -212,21 +199,11 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     advice: str = ""
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    xid: int
-    units: tuple[str, ...]
-    severity: XidSeverity
-    action: XidAction
-    status: tuple[int, ...] = ()
-    reason: tuple[int, ...] = ()
-    promoted: XidSeverity | None = None
-
-
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, str]
     actions: dict[XidAction, str]
     codes: dict[int, _Entry]
-    nvlink5: tuple[_Row, ...]
+    nvlink5: tuple[NvlinkRow, ...]
 
 
 @functools.cache

@@ -12,12 +12,7 @@ from tests.component.waiting import await_that
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "pytorch_ddp" / "train.py"
-SPEC = """\
-name: demo
-nprocPerNode: 1
-replicaSpecs:
-  - name: workers
-    replicas: 2
+POLICY = """\
 progressPolicy:
   stallTimeoutSeconds: 4
   evidenceBudgetSeconds: 30  # a busy machine is no claim of this test
@@ -27,7 +22,7 @@ progressPolicy:
 def test_a_stopped_rank_is_shown_in_its_line_beside_the_others(tmp_path):
     """A person on call asks 'where does it hang', and the stop has destroyed the answer."""
     layout = Layout(root=tmp_path, script=SCRIPT, steps=100_000, checkpoint_every=5)
-    with Cluster(layout=layout, workers=("node-0", "node-1"), spares=(), spec=SPEC) as cluster:
+    with Cluster(layout=layout, workers=("node-0", "node-1"), spares=(), policy=POLICY) as cluster:
         await_that("ten steps", lambda: (cluster.job()["step"] or 0) >= 10)
         os.kill(cluster.worker_pid("node-1"), signal.SIGSTOP)
 

@@ -19,12 +19,7 @@ from tests.component.waiting import await_that
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "pytorch_ddp" / "train.py"
-SPEC = """\
-name: demo
-nprocPerNode: 1
-replicaSpecs:
-  - name: workers
-    replicas: 2
+POLICY = """\
 progressPolicy:
   stallTimeoutSeconds: 10
 nodePolicy:
@@ -35,7 +30,9 @@ nodePolicy:
 @contextlib.contextmanager
 def two_nodes_and_a_spare(folder: Path):
     layout = Layout(root=folder, script=SCRIPT, steps=100_000, checkpoint_every=5)
-    cluster = Cluster(layout=layout, workers=("node-0", "node-1"), spares=("node-2",), spec=SPEC)
+    cluster = Cluster(
+        layout=layout, workers=("node-0", "node-1"), spares=("node-2",), policy=POLICY
+    )
     with cluster:
         await_step(cluster, 10)
         yield cluster

@@ -15,12 +15,7 @@ from tests.component.waiting import await_that
 pytestmark = [pytest.mark.component, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).with_name("restart_job.py")
-SPEC = """\
-name: demo
-nprocPerNode: 1
-replicaSpecs:
-  - name: workers
-    replicas: 2
+POLICY = """\
 runPolicy:
   jobMaxRetryCount: 100
   barrierDeadlineSeconds: 4
@@ -86,7 +81,7 @@ def job(tmp_path_factory):
     layout = Layout(
         root=tmp_path_factory.mktemp("job"), script=SCRIPT, steps=1, checkpoint_every=10
     )
-    with Cluster(layout=layout, workers=NODES, spares=(), spec=SPEC) as cluster:
+    with Cluster(layout=layout, workers=NODES, spares=(), policy=POLICY) as cluster:
         yield Job(cluster)
 
 
@@ -183,7 +178,7 @@ def test_a_survivor_that_waits_for_the_store_is_brought_back(tmp_path, dead):
     """Torch's store hears no call back while it connects: the survivor was killed for that."""
     layout = Layout(root=tmp_path, script=SCRIPT, steps=1, checkpoint_every=10)
     (tmp_path / f"early-{dead}").touch()
-    with Cluster(layout=layout, workers=NODES, spares=(), spec=SPEC) as cluster:
+    with Cluster(layout=layout, workers=NODES, spares=(), policy=POLICY) as cluster:
         incident = Job(cluster).after(0)
     survivor = NODES[1 - dead]
     assert incident["decision"]["mode"] == "local_process_level_restart"
@@ -195,8 +190,10 @@ def test_a_survivor_that_waits_for_the_store_is_brought_back(tmp_path, dead):
 def test_what_no_level_cures_goes_through_all_of_them_and_ends_with_a_reason(tmp_path):
     """A restart that cannot help, repeated at one level, burns a night; ended at once, a job."""
     layout = Layout(root=tmp_path, script=SCRIPT, steps=1, checkpoint_every=10)
-    spec = SPEC.replace("runPolicy:\n", "runPolicy:\n  restartPolicy: {maxFullJobRestarts: 1}\n")
-    with Cluster(layout=layout, workers=NODES, spares=(), spec=spec) as cluster:
+    policy = POLICY.replace(
+        "runPolicy:\n", "runPolicy:\n  restartPolicy: {maxFullJobRestarts: 1}\n"
+    )
+    with Cluster(layout=layout, workers=NODES, spares=(), policy=policy) as cluster:
         job = Job(cluster)
         job.steady()
         (tmp_path / "always-1").touch()
