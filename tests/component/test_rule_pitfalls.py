@@ -121,9 +121,9 @@ def test_pitfall_03_and_17_a_healthy_job_needs_no_option_and_leaves_nothing_behi
     """Without a redirection there was no file, and the job that prints was called hung."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import time\nfor n in range(30):\n    print('step', n, flush=True)\n    time.sleep(0.2)\n"
+        "import time\nfor n in range(55):\n    print('step', n, flush=True)\n    time.sleep(0.2)\n"
     )
-    rule = {"name": "Start", "logPattern": "step", "expectedStartCutOffInSeconds": 3}
+    rule = {"name": "Start", "logPattern": "step", "expectedStartCutOffInSeconds": 10}
     spec = tmp_path / "job.yaml"
     written = {
         "name": "p3",

@@ -37,27 +37,39 @@ AT_WORK = RankSnapshot(rank=0, node="n", local_rank=0, phase=Phase.FORWARD, prog
 UNREADABLE = RankSnapshot(rank=0, node="n", local_rank=0)
 
 
-def in_phase(phase: Phase, limit_s: float, since: int) -> RankSnapshot:
-    """What a page says in a phase that was declared at ``since``, in ns of the monotonic clock."""
-    age = time.monotonic_ns() - since
-    return replace(AT_WORK, phase=phase, phase_limit_ns=seconds(limit_s), phase_started_age_ns=age)
-
-
-def monotonic() -> Instant:
-    return Instant(time.monotonic_ns())
-
-
 class Node:
-    """A watcher and every finding it emitted."""
+    """A watcher, its clock, which a test may move on, and every finding it emitted."""
 
     def __init__(self, folder: Path, positions: Path | None = None, ranks: int = 1) -> None:
         self.findings: list[LogFinding] = []
-        self.watcher = LogWatcher(self.findings.append, monotonic, positions=positions)
+        self.skipped = 0
+        self.watcher = LogWatcher(self.findings.append, self.clock, positions=positions)
         self.files = {n: (folder / f"{n}.out", folder / f"{n}.err") for n in range(ranks)}
         self.path = self.files[0][0]
 
     def watch(self, *rules: object, generation: int = 1, **more: object) -> None:
         self.watcher.watch(generation, rules, self.files, **more)
+
+    def clock(self) -> Instant:
+        return Instant(time.monotonic_ns() + self.skipped)
+
+    async def skip(self, span_s: float) -> None:
+        """Let time pass, and return once the rules have been judged after it."""
+        self.skipped += seconds(span_s)
+        for _ in range(2):  # a line that is read proves that the look before it is over
+            lines = self.watcher.counters.lines
+            append(self.path, "noise\n")
+            await self.read(lines + 1)
+
+    def sees(self, phase: Phase, limit_s: float, since: Instant) -> None:
+        """Show the watcher a page of rank 0 that declared ``phase`` at ``since``."""
+        page = replace(
+            AT_WORK,
+            phase=phase,
+            phase_limit_ns=seconds(limit_s),
+            phase_started_age_ns=self.clock() - since,
+        )
+        self.watcher.saw_progress(1, [page])
 
     async def read(self, lines: int) -> None:
         await until(lambda: self.watcher.counters.lines >= lines)
@@ -415,15 +427,17 @@ def test_a_rank_that_never_prints_is_no_hang_where_another_does(tmp_path):
         "name": "Step",
         "logPattern": "step",
         "expectedStartCutOffInSeconds": 600,
-        "expectedRecurringFrequencyInSeconds": 0.3,
+        "expectedRecurringFrequencyInSeconds": 60,
     }
 
     async def scenario(node: Node) -> None:
         node.watch(rule)
         append(node.files[2][0], "step 1\n")
+        await node.read(1)
+        await node.skip(100)
         (finding,) = await node.found()
         assert (finding.local_rank, finding.kind) == (2, FaultKind.LOG_HANG)
-        await asyncio.sleep(0.5)
+        await node.skip(100)
         assert len(node.findings) == 1
 
     play(scenario, Node(tmp_path, ranks=4))
@@ -440,7 +454,7 @@ def test_a_rule_for_one_rank_of_the_job_is_judged_where_that_rank_is(
     rule = {
         "name": "Step",
         "logPattern": "step",
-        "expectedStartCutOffInSeconds": 0.2,
+        "expectedStartCutOffInSeconds": 30,
         "rankScope": scope,
     }
 
@@ -448,9 +462,10 @@ def test_a_rule_for_one_rank_of_the_job_is_judged_where_that_rank_is(
         ranks = {n: first_rank + n for n in range(4)}
         node.watch(rule, ranks=ranks, world_size=8)
         if silent is None:
-            await asyncio.sleep(0.6)
+            await node.skip(60)
             assert node.findings == []
         else:
+            await node.skip(60)
             (finding,) = await node.found()
             assert finding.local_rank == silent
 
@@ -479,24 +494,26 @@ def test_hostile_expressions_leave_the_loop_free(tmp_path):
 
 def test_a_rank_may_declare_a_phase_itself(tmp_path):
     """A framework that prints nothing about its evaluation would be stopped in it."""
-    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 2}
+    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 60}
 
     async def scenario(node: Node) -> None:
         node.watch(rule)
         append(node.path, "starting\n")
         await node.read(1)
-        declared = time.monotonic_ns()
-        node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0, declared)])
+        declared = node.clock()
+        node.sees(Phase.EVALUATE, 6000.0, declared)
         append(node.path, "step 1\n")
-        for _ in range(13):  # what is seen again and again is one phase
-            await asyncio.sleep(0.2)
-            node.watcher.saw_progress(1, [in_phase(Phase.EVALUATE, 600.0, declared)])
+        await node.read(2)
+        for _ in range(5):  # what is seen again and again is one phase
+            await node.skip(20)
+            node.sees(Phase.EVALUATE, 6000.0, declared)
         assert node.findings == []
         node.watcher.saw_progress(2, [AT_WORK])  # of another generation
         node.watcher.saw_progress(1, [UNREADABLE])
-        await asyncio.sleep(2.5)
+        await node.skip(100)
         assert node.findings == []
         node.watcher.saw_progress(1, [AT_WORK])
+        await node.skip(100)
         await node.found()
 
     play(scenario, Node(tmp_path))
@@ -504,22 +521,23 @@ def test_a_rank_may_declare_a_phase_itself(tmp_path):
 
 def test_c94_a_phase_that_its_attempt_never_ended_is_over_with_it(tmp_path):
     """It would be held against every later attempt, or hide each hang of theirs."""
-    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 1.5}
-    save = {"name": "Save", "phaseStart": "save begins", "phaseLimitInSeconds": 600}
+    rule = {"name": "Step", "logPattern": "step", "expectedRecurringFrequencyInSeconds": 60}
+    save = {"name": "Save", "phaseStart": "save begins", "phaseLimitInSeconds": 6000}
 
     async def scenario(node: Node) -> None:
         node.watch(rule, save)
         append(node.path, "step 1\nsave begins\n")
         await node.read(2)
-        saved = in_phase(Phase.CHECKPOINT, 600.0, time.monotonic_ns())
-        node.watcher.saw_progress(1, [saved])  # and then it is killed
-        node.files = {0: (tmp_path / "second.out", tmp_path / "second.err")}
+        node.sees(Phase.CHECKPOINT, 6000.0, node.clock())  # and then it is killed
+        node.path = tmp_path / "second.out"
+        node.files = {0: (node.path, tmp_path / "second.err")}
         node.watch(rule, save, generation=2)
-        for number in range(20):
-            append(tmp_path / "second.out", f"step {number}\n")
-            await asyncio.sleep(0.1)
+        for number in range(5):
+            append(node.path, f"step {number}\n")
+            await node.skip(20)
         assert node.findings == []
         assert node.watcher.states()[0]["Step"] is LogState.HEALTHY
+        await node.skip(100)
         (finding,) = await node.found()
         assert (finding.generation, finding.kind) == (2, FaultKind.LOG_HANG)
         assert "phase" not in finding.message
