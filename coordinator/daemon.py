@@ -123,14 +123,14 @@ class _Coordinator:
         state: DurableState,
         *,
         ledger: Ledger,
+        offenders: OffenderStore | None,
         strikes: tuple[Strike, ...],
     ) -> None:
         now, settings = monotonic(), config.settings
         wall_offset_ns = time.time_ns() - now
         self._config = config
         self._journal = journal
-        self._offenders = None if config.offenders is None else OffenderStore(config.offenders)
-        self._writing: asyncio.Task[None] | None = None
+        self._offenders = offenders
         self._trail = AuditTrail(journal, settings.job)
         self._history = History()
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
@@ -165,10 +165,10 @@ class _Coordinator:
         elif known is not None:
             log.info("job %s goes on: %s, generation %d", job, known.phase, known.generation)
         ledger = journal.load_ledger(job) or Ledger.begin(time.time_ns())
-        store = None if config.offenders is None else OffenderStore(config.offenders)
-        strikes = () if store is None else await store.read()
+        offenders = None if config.offenders is None else OffenderStore(config.offenders)
+        strikes = () if offenders is None else await offenders.read()
         state = known or DurableState(job=job)
-        self = cls(config, journal, state, ledger=ledger, strikes=strikes)
+        self = cls(config, journal, state, ledger=ledger, offenders=offenders, strikes=strikes)
         for incident in await journal.incidents(job):
             self._history.note(incident)
         return self
@@ -193,8 +193,8 @@ class _Coordinator:
             await self._fleet.close()
             await numbers.cleanup()
             await runner.cleanup()
-            if self._writing is not None:
-                await self._writing
+            if self._offenders is not None:
+                await self._offenders.flush()
 
     def _api(self) -> OperatorApi:
         job = self._config.settings.job
@@ -286,8 +286,8 @@ class _Coordinator:
         for incident in incidents:
             self._history.note(incident)
         struck = [strike for incident in incidents for strike in strikes_of(incident)]
-        if struck and self._offenders is not None:  # nothing waits for it
-            self._writing = asyncio.create_task(self._offenders.add(struck), name="offenders")
+        if struck and self._offenders is not None:
+            self._offenders.remember(struck)
 
     def _execute(self, effect: Effect) -> None:
         match effect:

@@ -54,6 +54,7 @@ class OffenderStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._writing: set[asyncio.Task[None]] = set()
 
     async def read(self) -> tuple[Strike, ...]:
         """Return the newest strikes, oldest first; none when the file cannot be read."""
@@ -64,6 +65,16 @@ class OffenderStore:
         given = tuple(strikes)
         if given:
             await asyncio.to_thread(self._add, given)
+
+    def remember(self, strikes: Iterable[Strike]) -> None:
+        """Begin to `add` strikes; nothing waits for it but `flush`."""
+        task = asyncio.create_task(self.add(strikes), name="offenders")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def flush(self) -> None:
+        """Wait until all that is to be remembered is on disk."""
+        await asyncio.gather(*self._writing)
 
     def _read(self) -> tuple[Strike, ...]:
         if not self.path.exists():  # looking leaves nothing behind

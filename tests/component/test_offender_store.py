@@ -37,6 +37,19 @@ def test_what_one_job_saw_the_next_one_knows(tmp_path):
     assert a_strike("b", 7) in found
 
 
+def test_strikes_of_several_incidents_at_once_are_all_on_disk_at_the_end(tmp_path):
+    """The end of a job waited for the newest write alone, and the ones before it were lost."""
+
+    async def story():
+        store = OffenderStore(tmp_path / "offenders.sqlite")
+        for number in range(1, 9):
+            store.remember([a_strike(number=number)])
+        await store.flush()
+        return await store.read()
+
+    assert [found.at_ns for found in asyncio.run(story())] == list(range(1, 9))
+
+
 def test_a_file_that_cannot_be_used_costs_the_memory_and_not_the_job(tmp_path, caplog):
     """A full or foreign disk file must not stop a recovery."""
     foreign = tmp_path / "foreign.sqlite"
