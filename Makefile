@@ -102,8 +102,8 @@ bench-scout: setup  ## what comparing ranks costs, who is named for 336 corrupti
 bench-signature: setup  ## the tensor digest's speed and misses, beside torch's own
 	$(BIN)/python -m benchmarks.signature --trials $(or $(TRIALS),6000)
 
-fuzz: setup-tests  ## arbitrary input for every parser: make fuzz FUZZ_SECONDS=1200
-	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),120) $(PYTEST) tests/fuzz --timeout 0
+fuzz: setup-tests  ## arbitrary input, and properties, with rolled dice: make fuzz FUZZ_SECONDS=1200
+	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),120) $(PYTEST) tests/fuzz tests/unit --timeout 0
 
 simulate: setup  ## the real cores in a simulated world: make simulate SEEDS=25 NODES=64
 	$(BIN)/python -m tests.simulation.run --seeds 1-$(or $(SEEDS),25) --nodes $(or $(NODES),64)
