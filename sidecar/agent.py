@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from scout.clock import MILLISECOND, SECOND, Duration, Instant, after, seconds
+from scout.clock import SECOND, Duration, Instant, after, seconds
 from sidecar.api import (
     AgentState,
     Command,
@@ -61,6 +61,7 @@ from sidecar.lifecycle import (
     Trigger,
     advance,
 )
+from sidecar.news import News
 from sidecar.ranks import Worker
 from sidecar.worker_talk import hear
 from worker_shim.messages import (
@@ -76,11 +77,7 @@ from worker_shim.messages import (
 
 SHUTDOWN_MAX: Final = Duration(10 * SECOND)
 """A shutdown ends within this time whatever the workers do."""
-HEARTBEAT_DEFAULT_S: Final = 1.0
-"""Status interval until the coordinator names its own."""
 _LIVE: Final = (AgentState.RUNNING, AgentState.FAULTED)
-PROGRESS_NEWS_MIN: Final = Duration(200 * MILLISECOND)
-"""Least time between two statuses sent only because a step advanced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +109,7 @@ class AgentCore:
         self._port_asked = False
         self._exit_code: int | None = None
         self._shut_by: Instant | None = None
-        self._heartbeat = seconds(HEARTBEAT_DEFAULT_S)
-        self._status_at = now
-        self._news = False
-        self._progress_news = False
+        self._news = News(now)
 
     # --- the core's contract ----------------------------------------------------------------
 
@@ -130,15 +124,11 @@ class AgentCore:
         if self._shut_by is not None and now >= self._shut_by:
             self._shut_by, why = None, "workers did not end within the shutdown deadline"
             effects.append(Quit(code=1, reason=why))
-        if now >= after(self._status_at, self._heartbeat):
-            self._news = True
         return [*effects, *self._tell(now)]
 
     def next_deadline(self) -> Instant | None:
         """Return when `handle_timer` wants to be called next."""
-        due = after(self._status_at, self._heartbeat)
-        if self._progress_news:
-            due = min(due, after(self._status_at, PROGRESS_NEWS_MIN))
+        due = self._news.next_deadline()
         if (stopping := self._crew.stopping) is not None:
             due = min(due, stopping.next_deadline(self._crew.barrier.waiting))
         return due if self._shut_by is None else min(due, self._shut_by)
@@ -191,7 +181,7 @@ class AgentCore:
                 return self._hardware_finding(event, now)
             case HardwareRecovered():
                 resting = self.state in (AgentState.INIT, AgentState.READY)
-                self._news |= self._findings.recovered(event, resting=resting)
+                self._news.urgent |= self._findings.recovered(event, resting=resting)
                 return []
             case ProcessNote():
                 if (late := self._findings.note(event, self._crew.pids())) is not None:
@@ -205,11 +195,11 @@ class AgentCore:
                 self._port, self._port_asked = event.port, False
                 if self.state is AgentState.INIT:
                     self._move(Trigger.PREPARED, now)
-                self._news = True
+                self._news.urgent = True
                 return []
             case UplinkOpened():
-                self._heartbeat = seconds(event.heartbeat_s)
-                self._news = True
+                self._news.heartbeat = seconds(event.heartbeat_s)
+                self._news.urgent = True
                 return self._ensure_port()
 
     def begin(self) -> Sequence[Effect]:
@@ -226,7 +216,7 @@ class AgentCore:
                 effects, refusal = self._shutdown_commanded(command, now)
             case Inspect():
                 effects, refusal = [look(command)], None
-        self._news = True
+        self._news.urgent = True
         if request_id is None:
             return effects if refusal is None else [*effects, Say(level="INFO", text=refusal)]
         status = 200 if refusal is None else 409
@@ -295,7 +285,7 @@ class AgentCore:
         if event.generation != self._generation or start is None:
             return []
         self._crew.script_version = event.script_version
-        self._news = True
+        self._news.urgent = True
         size = start.nnodes * self.config.nproc_per_node
         watch = WatchLogs(generation=event.generation, rules=start.log_rules, world_size=size)
         return [watch, *self._crew.spawned(event)]
@@ -311,7 +301,7 @@ class AgentCore:
             everyone = len(self._crew.completed) == self.config.nproc_per_node
             if everyone and self.state is AgentState.RUNNING:
                 self._move(Trigger.WORKERS_COMPLETED, now)
-            self._news = True
+            self._news.urgent = True
             return []
         rank = self._crew.rank(event.local_rank)
         self._fault(crash(event, rank, self._crew.workers[event.local_rank].step), now)
@@ -340,7 +330,7 @@ class AgentCore:
             return [AnswerWorker(connection=event.connection, reply=refusal)]
         worker = self._crew.workers.setdefault(message.local_rank, Worker())
         if isinstance(message, AtBarrier | PastBarrier | LeftBlock):
-            worker.attached = self._news = True
+            worker.attached = self._news.urgent = True
             self.table = IN_PROCESS_RESTART
             answers = self._crew.barrier.heard(message, event.connection, seq, self._generation)
             return [*answers, *self._settle(now)]
@@ -354,7 +344,7 @@ class AgentCore:
         )
         if heard.fault is not None:
             self._fault(heard.fault, now)
-        self._news |= heard.news
+        self._news.urgent |= heard.news
         return [AnswerWorker(connection=event.connection, reply=heard.reply)]
 
     def _hardware_finding(self, event: HardwareFinding, now: Instant) -> Sequence[Effect]:
@@ -368,7 +358,8 @@ class AgentCore:
         if event.generation != self._generation or start is None:
             return []
         news, stepped = self._crew.observe(event, start, now)
-        self._news, self._progress_news = self._news or news, self._progress_news or stepped
+        self._news.urgent |= news
+        self._news.progress |= stepped
         return self._crew.go_on_stopping(now)
 
     def _fault(self, report: FaultReport, at: Instant) -> None:
@@ -376,14 +367,14 @@ class AgentCore:
             self._fault_noted(report, at)
 
     def _fault_noted(self, report: FaultReport, at: Instant) -> None:
-        self._news = True
+        self._news.urgent = True
         if self.state is AgentState.RUNNING and not self._crew.observes(report):
             self._move(Trigger.FAULT_DETECTED, at)
 
     def _move(self, trigger: Trigger, now: Instant) -> None:
         self.state = advance(self.table, self.state, trigger)
         self.transitions[self.state] = now
-        self._news = True
+        self._news.urgent = True
 
     def _ensure_port(self) -> list[Effect]:
         if self._port or self._port_asked:
@@ -392,9 +383,4 @@ class AgentCore:
         return [ReservePort()]
 
     def _tell(self, now: Instant) -> list[Effect]:
-        due = after(self._status_at, PROGRESS_NEWS_MIN)
-        if not self._news and not (self._progress_news and now >= due):
-            return []
-        self._news = self._progress_news = False
-        self._status_at = now
-        return [Report(message=self.snapshot(now))]
+        return [Report(message=self.snapshot(now))] if self._news.take(now) else []

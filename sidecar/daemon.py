@@ -8,14 +8,13 @@ import asyncio
 import contextlib
 import logging
 import signal
-import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 from sidecar.agent import AgentCore
-from sidecar.api import AgentState, Shutdown, StatusReport
+from sidecar.api import Shutdown, StatusReport
 from sidecar.api_server import ApiServer
 from sidecar.config import NodeConfig, read_access
 from sidecar.drive import drive, monotonic
@@ -40,13 +39,12 @@ from sidecar.events import (
     WorkerExited,
     WorkersGone,
 )
-from sidecar.hardware.kernel_log import KernelLogCounters
 from sidecar.hardware.nvml import GpuInventory
-from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.inspection import by_rank
 from sidecar.live_numbers import LiveNumbers
 from sidecar.loop_lag import LoopLag
-from sidecar.metrics import Exposition, NodeCollector, NodeCounters
+from sidecar.metrics import NodeCounters
+from sidecar.node_shown import NodeShown
 from sidecar.startup import (
     SidecarError,
     agent_config,
@@ -124,7 +122,6 @@ class _Sidecar:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
-        self._driving: asyncio.Task[None] | None = None
         self._port: ReservedPort | None = None
         self._stopping = False
         self._access = read_access(config)
@@ -152,9 +149,20 @@ class _Sidecar:
         self._logs, self._rules_file = log_watch(config, self.put)
         self._lag = LoopLag()
         live = LiveNumbers(self._logs, self._pages, self._lag)
-        self.metrics = Exposition(NodeCollector(config.job, agent_version(), self, live)).text
+        self._shown = NodeShown(
+            config.job,
+            core=self._core,
+            counters=self.counters,
+            workers=self._workers,
+            hardware=self._hardware,
+            live=live,
+        )
         self._api = ApiServer(
-            self, self.put, agent_version=agent_version(), spare=config.spare, access=self._access
+            self._shown,
+            self.put,
+            agent_version=agent_version(),
+            spare=config.spare,
+            access=self._access,
         )
         self._uplink: Uplink | None = None
         self._effects: dict[type[Effect], Callable[[Any], object]] = {
@@ -183,7 +191,8 @@ class _Sidecar:
         )
         for effect in self._core.begin():
             self._start_effect(effect)
-        self._driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))
+        self._shown.uplink = self._uplink
+        self._shown.driving = self._spawn_task(drive(self._core, self._inbox, self._start_effect))
         self._spawn_task(self._uplink.run())
         self._spawn_task(tick_pages(self._pages, self._saw_progress))
         if self._config.spare and self._config.warm_workers:
@@ -359,38 +368,3 @@ class _Sidecar:
     def _quit(self, effect: Quit) -> None:
         log.info("ending: %s", effect.reason)
         self._end(effect.code)
-
-    # --- what the API and the metrics show --------------------------------------------------
-
-    def snapshot(self) -> StatusReport:
-        """Return the node's state."""
-        return self._core.snapshot(monotonic())
-
-    def transitions(self) -> Mapping[AgentState, float]:
-        """Return when each state was last entered, in seconds since the epoch."""
-        now, wall = monotonic(), time.time()
-        return {state: wall - (now - at) / 1e9 for state, at in self._core.transitions.items()}
-
-    def is_alive(self) -> bool:
-        """Return whether the core is driven."""
-        return self._driving is not None and not self._driving.done()
-
-    def ipc_counters(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Return messages by type and errors by kind."""
-        return self._workers.messages, self._workers.errors
-
-    def kernel_log_counters(self) -> tuple[KernelLogCounters, tuple[int, ...]]:
-        """Return what the kernel's log held, and the GPUs that are known."""
-        return self._kernel_log.counters, self._kernel_log.gpus
-
-    def kernel_log_available(self) -> bool:
-        """Return whether there is a kernel log to read."""
-        return self._kernel_log.available
-
-    def hardware_health(self) -> HealthSnapshot:
-        """Return what is known of every device."""
-        return self._hardware.health()
-
-    def uplink_connected(self) -> bool:
-        """Return whether the coordinator is reached."""
-        return self._uplink is not None and self._uplink.connected

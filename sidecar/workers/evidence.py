@@ -21,8 +21,8 @@ from sidecar.api import ProcessFacts, RankEvidence, ThreadStack
 from sidecar.events import EvidenceTaken, TakeInspection
 from sidecar.evidence_format import StackError, bounded, flight_lines, no_stacks, stacks
 from sidecar.evidence_format import process_facts as facts_of
-from sidecar.workers.launcher import Worker
 from sidecar.workers.processes import GONE, process_state
+from sidecar.workers.worker import Worker
 
 AT_ONCE_MAX: Final = 16
 """py-spy processes at a time: each takes some 20 ms of a core."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from scout.progress import ProgressPageError
-from sidecar.api import ExitCause, Start
+from sidecar.api import Start
 from sidecar.events import Orders, SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
 from sidecar.evidence_format import redacted
 from sidecar.workers.command import script_version
@@ -43,6 +43,7 @@ from sidecar.workers.processes import (
 from sidecar.workers.resource_config import write_resource_config
 from sidecar.workers.tee import Tee
 from sidecar.workers.warm_pool import WarmPool, WarmStartError
+from sidecar.workers.worker import Worker, exit_cause, settled, spawn_reason
 
 STATE_POLL_S: Final = 0.02
 """Between two looks at workers that were asked to leave, and at orphans that were killed."""
@@ -55,28 +56,6 @@ LAST_LINES: Final = 20
 _LOG = logging.getLogger(__name__)
 
 LauncherEvent = WorkersSpawned | SpawnFailed | WorkerExited | WorkersGone
-
-
-@dataclass(slots=True, kw_only=True)
-class Worker:
-    """A started process, until its exit was collected."""
-
-    generation: int
-    local_rank: int
-    rank: int
-    pid: int
-    files: LogFiles
-    process: subprocess.Popen[bytes] | None
-    """None for a warm worker, which a zygote forked."""
-    pidfd: int
-    environment: Mapping[str, str]
-    """What may be shown of it."""
-    flight_record: Path
-    """Where the worker leaves torch's Flight Recorder, if it does."""
-    mark: str
-    """What it and all that it starts carry in their environment."""
-    born: int
-    """The generation in which it was started; it may have been carried into later ones."""
 
 
 @dataclass(slots=True)
@@ -144,7 +123,7 @@ class Launcher:
             for worker in started:
                 self._abandon(worker)
             self._pages.remove(start.generation)
-            self._put(SpawnFailed(generation=start.generation, reason=_spawn_reason(error)))
+            self._put(SpawnFailed(generation=start.generation, reason=spawn_reason(error)))
             return
         loop = asyncio.get_running_loop()
         for worker in started:
@@ -291,7 +270,7 @@ class Launcher:
         signal_group(worker.pid, signal.SIGKILL)
         os.kill(worker.pid, signal.SIGKILL)  # a warm one may not lead its group yet
         os.waitpid(worker.pid, 0)
-        _settled(worker, 0)
+        settled(worker, 0)
         os.close(worker.pidfd)
 
     # --- hearing --------------------------------------------------------------------------
@@ -311,7 +290,7 @@ class Launcher:
         os.close(worker.pidfd)
         del self._workers[pid]
         cause = exit_cause(status)
-        _settled(worker, -(cause.signal or 0) or (cause.code or 0))
+        settled(worker, -(cause.signal or 0) or (cause.code or 0))
         if self._ending is not None:
             self._ending.changed.set()
         self._put(
@@ -373,27 +352,7 @@ class Launcher:
         )
 
 
-def _settled(worker: Worker, returncode: int) -> None:
-    """Tell the standard library that the process was waited for."""
-    if worker.process is not None:
-        worker.process.returncode = returncode
-
-
 async def _changed(ending: _Ending, wait_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(ending.changed.wait(), max(0.0, wait_s))
     ending.changed.clear()
-
-
-def exit_cause(status: int) -> ExitCause:
-    """Return what a raw wait status says."""
-    if os.WIFSIGNALED(status):
-        return ExitCause(signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
-    return ExitCause(code=os.WEXITSTATUS(status))
-
-
-def _spawn_reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        where = f": {error.filename}" if error.filename else ""
-        return f"cannot start a worker: {error.strerror}{where}"
-    return f"cannot start a worker: {error}"

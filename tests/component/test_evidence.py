@@ -18,8 +18,8 @@ from sidecar.events import EvidenceTaken, TakeInspection
 from sidecar.workers import evidence as module
 from sidecar.workers.evidence import EvidenceCapture
 from sidecar.workers.files import LogFiles
-from sidecar.workers.launcher import Worker
 from sidecar.workers.processes import GONE, process_state
+from sidecar.workers.worker import Worker
 
 pytestmark = pytest.mark.component
 

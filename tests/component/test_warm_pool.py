@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.workers.launcher import exit_cause
 from sidecar.workers.processes import become_subreaper, read_process
 from sidecar.workers.warm_pool import WarmPool, WarmStartError
+from sidecar.workers.worker import exit_cause
 
 pytestmark = pytest.mark.component
 
