@@ -165,7 +165,11 @@ class _Sidecar:
             access=self._access,
         )
         self._uplink: Uplink | None = None
-        self._effects: dict[type[Effect], Callable[[Any], object]] = {
+        self._effects = self._carriers()
+
+    def _carriers(self) -> dict[type[Effect], Callable[[Any], object]]:
+        """Return what carries each kind of effect out."""
+        return {
             SpawnWorkers: self._spawn,
             KillWorkers: self._kill,
             DiscardState: lambda _: self._warm.start_over(),
