@@ -84,8 +84,8 @@ bench-hang: setup  ## every way in which one rank can hold the others up: who is
 bench-observer: setup  ## what is left of an exchange between observers when one dies: Gloo, and ours
 	$(BIN)/python -m benchmarks.observer_exchange
 
-bench-recovery: setup  ## kill -9 and SIGSTOP of a rank, against torchrun
-	$(BIN)/python -m benchmarks.recovery --trials $(or $(TRIALS),5) --stops $(or $(STOPS),3)
+bench-recovery: setup  ## kill -9, SIGSTOP and exception of a rank, against torchrun and installed peers
+	$(BIN)/python -m benchmarks.recovery --trials $(or $(TRIALS),50) --peer-trials $(or $(PEER_TRIALS),5)
 
 bench-log-rules: setup  ## lines judged per CPU-second, against a loop of re and mtail
 	$(BIN)/python -m benchmarks.log_rules --lines $(or $(LINES),300000) --rounds $(or $(ROUNDS),3)

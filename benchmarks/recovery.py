@@ -1,11 +1,15 @@
 """How fast a job trains again after one of its two ranks is killed, stopped, or raises.
 
-Outrider and torchrun run the same script with the same torch on the same machine, in alternating
-blocks of one run.  The clock starts just before the fault and stops at the last rank's first step
-after it: by a new process, or after an in-process restart by an old one.  Prints a table, and last
-one line of JSON.
+Outrider, torchrun and the peers that are installed run the same script with the same torch on the
+same machine, in alternating blocks of one run: first on the machine as it is, then with every core
+kept busy.  The clock starts just before the fault and stops at the last rank's first step after
+it: by a new process, or after an in-process restart by an old one.  Prints tables, and last one
+line of JSON.
 
-    make bench-recovery [TRIALS=5] [STOPS=3]
+    make bench-recovery [TRIALS=50] [PEER_TRIALS=5]
+
+Some 70 minutes on two cores with the defaults, most of it torchrun's and the peers'; ten with
+TRIALS=5 PEER_TRIALS=1.
 """
 
 import argparse
@@ -13,186 +17,38 @@ import json
 import math
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from coordinator.cli.client import Client
+from benchmarks.recovery_systems import (
+    COLD,
+    GROUP_TIMEOUT_S,
+    HYPERPOD,
+    IN_PROCESS,
+    NVRX,
+    OURS,
+    TORCHRUN,
+    TORCHRUN_OWN_STORE,
+    WARM,
+    WITHIN_S,
+    Run,
+    installed_peers,
+    running,
+    until,
+    warmed_up,
+)
 
-HERE = Path(__file__).resolve().parent
-SCRIPT = HERE / "recovery_worker.py"
-GROUP_TIMEOUT_S = 10
-"""The process group's time-out, for every launcher: torchrun sees a hang by nothing else."""
-WITHIN_S = 120.0
-STEADY_STEPS = 40
-FAULTS_PER_RUN = 5
-IN_PROCESS = "outrider, in-process"
-SPEC = """\
-name: bench
-nprocPerNode: 1
-replicaSpecs: [{name: workers, replicas: 2}]
-runPolicy:
-  jobMaxRetryCount: 1000
-progressPolicy:
-  stallTimeoutSeconds: 5
-"""
-
-
-@dataclass(slots=True)
-class Run:
-    """One launcher with two nodes of one worker each."""
-
-    name: str
-    folder: Path
-    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-    client: Client | None = None
-
-    def spawn(self, log: str, command: list[str], **environment: str) -> None:
-        """Start one process of the launcher."""
-        with (self.folder / log).open("wb") as output:
-            self.processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={
-                        **os.environ,
-                        "BENCH_DIR": str(self.folder),
-                        "BENCH_GROUP_TIMEOUT_S": str(GROUP_TIMEOUT_S),
-                        "OMP_NUM_THREADS": "1",
-                        "GLOO_SOCKET_IFNAME": "lo",
-                        **environment,
-                    },
-                )
-            )
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return all that the workers wrote."""
-        try:
-            text = (self.folder / "records.jsonl").read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-
-    def end(self) -> None:
-        """End the launcher and every worker it started."""
-        for process in self.processes:
-            process.terminate()
-        deadline = time.monotonic() + 5
-        for process in self.processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for pid in {item["pid"] for item in self.records()}:
-            if str(SCRIPT) in _command_line(pid):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def start_torchrun(run: Run, *, share_store: bool) -> None:
-    """Start two elastic agents that find each other over c10d."""
-    endpoint = f"127.0.0.1:{_free_port()}"
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
-        *("--max-restarts=1000", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"),
-        *("--rdzv-id=bench", "--local-addr=127.0.0.1", str(SCRIPT)),
-    ]
-    disabled = {} if share_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    for index in range(2):
-        run.spawn(f"agent-{index}.log", command, **disabled)
-        time.sleep(0.3)
-
-
-def start_outrider(run: Run, *, warm: bool, in_process: bool = False) -> None:
-    """Start a coordinator and two sidecars."""
-    spec, state = run.folder / "job.yaml", run.folder / "state"
-    spec.write_text(SPEC)
-    outrider = [sys.executable, "-m", "coordinator.cli"]
-    run.spawn(
-        "coordinator.log",
-        [
-            *(*outrider, "coordinator", "--job-spec", str(spec)),
-            *("--port", "0", "--state-dir", str(state)),
-        ],
-    )
-    _until("the coordinator's address", (state / "coordinator.url").exists)
-    url = (state / "coordinator.url").read_text().strip()
-    run.client = Client(url=url)
-    for index in range(2):
-        folder = run.folder / f"node-{index}"
-        (folder).mkdir()
-        (folder / "kern.log").touch()
-        run.spawn(
-            f"node-{index}.log",
-            [
-                *(*outrider, "run", "--coordinator", url, "--job", "bench"),
-                *("--node-name", f"node-{index}", "--host", "127.0.0.1", "--nnodes", "2"),
-                *("--log-dir", str(folder / "logs"), "--run-dir", str(folder / "run")),
-                *("--kernel-log", str(folder / "kern.log")),
-                *([] if warm else ["--no-warm-workers"]),
-                *("--", str(SCRIPT), *(["--in-process"] if in_process else [])),
-            ],
-        )
-
-
-def _warmed_up(run: Run) -> bool:
-    logs = [run.folder / f"node-{index}.log" for index in range(2)]
-    return all("warm workers are ready" in log.read_text() for log in logs)
-
-
-SYSTEMS: dict[str, Callable[[Run], None]] = {
-    "torchrun": lambda run: start_torchrun(run, share_store=True),
-    "torchrun, own store": lambda run: start_torchrun(run, share_store=False),
-    "outrider, cold": lambda run: start_outrider(run, warm=False),
-    "outrider": lambda run: start_outrider(run, warm=True),
-    IN_PROCESS: lambda run: start_outrider(run, warm=True, in_process=True),
-}
-
-
-@contextmanager
-def running(name: str) -> Iterator[Run]:
-    """Run a system in a fresh folder until the block ends."""
-    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
-        run = Run(name, Path(folder))
-        try:
-            SYSTEMS[name](run)
-            yield run
-        finally:
-            run.end()
-
-
-def _until(what: str, condition: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(what)
-        time.sleep(0.02)
-    return found
+STEADY_STEPS: Final = 40
+FAULTS_PER_RUN: Final = 5
+Phases = dict[str, float]
+Act = Callable[[Run, int], None]
+Campaign = dict[str, dict[str, list[Phases]]]
+"""Kind of fault -> system -> each recovery's phases."""
 
 
 def steady(run: Run) -> dict[int, int]:
@@ -210,9 +66,9 @@ def steady(run: Run) -> dict[int, int]:
         enough = all(count.get(pid, 0) >= STEADY_STEPS for pid in latest.values())
         return latest if len(latest) == 2 and enough else None  # noqa: PLR2004 - two ranks
 
-    pids: dict[int, int] = _until("steady training", found)
-    if run.name in {"outrider", IN_PROCESS}:
-        _until("warm workers", lambda: _warmed_up(run))
+    pids: dict[int, int] = until("steady training", found)
+    if run.name in {WARM, IN_PROCESS}:
+        until("warm workers", lambda: warmed_up(run))
     return pids
 
 
@@ -244,7 +100,7 @@ def inject(run: Run, act: Callable[[Run, int], None]) -> dict[str, float]:
         stepped = {item["rank"] for item in fresh if item["event"] == "step"}
         return fresh if stepped == {0, 1} else None
 
-    fresh = _until("recovery", back)
+    fresh = until("recovery", back)
     phases = {}
     for event in ("python", "imported", "block", "group", "step"):
         firsts = {
@@ -287,7 +143,7 @@ def _incident_phases(run: Run, before: int, wall: int) -> dict[str, float]:
         fresh = listed[before:]
         return fresh[-1]["id"] if fresh and fresh[-1]["outcome"] == "recovered" else None
 
-    incident = client.get("v1", "incidents", _until("the incident's end", closed))
+    incident = client.get("v1", "incidents", until("the incident's end", closed))
     at = {item["phase"]: (item["at_ns"] - wall) / 1e9 for item in incident["milestones"]}
     return {
         "detect": at["detected"],
@@ -298,93 +154,148 @@ def _incident_phases(run: Run, before: int, wall: int) -> dict[str, float]:
     }
 
 
-def measure(
-    act: Callable[[Run, int], None], names: list[str], trials: int
-) -> dict[str, list[dict[str, float]]]:
-    """Alternate over the systems in blocks until each has had ``trials`` faults."""
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    tried: dict[str, int] = dict.fromkeys(names, 0)
-    while any(count < trials for count in tried.values()):
-        for name in names:
-            block = min(FAULTS_PER_RUN, trials - tried[name])
-            if block <= 0:
+FAULTS: Final[Mapping[str, tuple[str, Act, tuple[str, ...]]]] = {
+    "kill": (
+        "kill -9 of one of two ranks",
+        kill,
+        (TORCHRUN, TORCHRUN_OWN_STORE, NVRX, HYPERPOD, COLD, WARM, IN_PROCESS),
+    ),
+    "raise": ("an exception in one of two ranks", fail, (TORCHRUN_OWN_STORE, IN_PROCESS)),
+    "stop": (
+        f"SIGSTOP of one of two ranks (group time-out {GROUP_TIMEOUT_S} s)",
+        stop,
+        (TORCHRUN_OWN_STORE, NVRX, WARM, IN_PROCESS),
+    ),
+}
+"""Kind -> its title, what is done to rank 1, and who is asked to recover from it."""
+
+
+def measure(act: Act, trials: Mapping[str, int]) -> dict[str, list[Phases]]:
+    """Alternate over the systems in blocks until each has had its ``trials`` faults."""
+    results: dict[str, list[Phases]] = {name: [] for name in trials}
+    rounds = -(-max(trials.values()) // FAULTS_PER_RUN)
+    for turn in range(rounds):
+        for name, count in trials.items():
+            block = count * (turn + 1) // rounds - count * turn // rounds
+            if not block:
                 continue
-            with running(name) as run:
-                for _ in range(block):
-                    tried[name] += 1
-                    try:
+            try:
+                with running(name) as run:
+                    for _ in range(block):
                         results[name].append(inject(run, act))
-                    except TimeoutError as error:
-                        print(f"{name}: no {error} within {WITHIN_S:g} s")
-                        break
-    for name in names:
-        while tried[name] < trials:
-            tried[name] += 1
+            except TimeoutError as error:
+                print(f"{name}: no {error} within {WITHIN_S:g} s", flush=True)
     return results
 
 
-def median(results: list[dict[str, float]], key: str) -> float:
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Keep every core of this machine busy until the block ends."""
+    command = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def median(results: list[Phases], key: str) -> float:
     """Return the median of one phase, in seconds."""
     values = [item[key] for item in results if key in item]
     return statistics.median(values) if values else float("nan")
 
 
-def show(title: str, results: dict[str, list[dict[str, float]]], trials: int) -> None:
+def show(title: str, results: Mapping[str, list[Phases]], trials: Mapping[str, int]) -> None:
     """Print one table of medians."""
     ours = ["detect", "localize", "capture", "stop", "assign"]
     keys = [*ours, "python", "imported", "block", "group", "step"]
     print(f"\n{title}: medians, seconds since the signal (detect..assign: each phase's own span)")
-    print(f"{'':<22}{'recovered':>10}" + "".join(f"{key:>10}" for key in keys))
+    print(f"{'':<30}{'recovered':>10}" + "".join(f"{key:>10}" for key in keys))
     for name, rows in results.items():
         cells = "".join(_cell(median(rows, key)) for key in keys)
-        print(f"{name:<22}{f'{len(rows)}/{trials}':>10}{cells}")
+        print(f"{name:<30}{f'{len(rows)}/{trials[name]}':>10}{cells}", flush=True)
 
 
 def _cell(value: float) -> str:
     return f"{'-':>10}" if math.isnan(value) else f"{value:>10.3f}"
 
 
+def summary(quiet: Campaign, busy: Campaign, trials: int) -> dict[str, Any]:
+    """Return what the last line says."""
+    kills, raised, stops = (quiet[kind] for kind in FAULTS)
+    rows = [
+        rows
+        for tables in (quiet, busy)
+        for table in tables.values()
+        for name, rows in table.items()
+        if name in {WARM, IN_PROCESS}
+    ]
+    return {
+        "kill_ratio_vs_torchrun": _ratio(kills, WARM),
+        "sigstop_ratio_vs_torchrun": _ratio(stops, WARM),
+        "in_process_ratio_vs_torchrun": _ratio(raised, IN_PROCESS),
+        "recovered": sum(len(found) for found in rows),
+        "recovered_of": len(rows) * trials,
+        "detect_ms_p50": round(median(kills[WARM], "detect") * 1e3, 1),
+        "stop_ms_p50": round(median(kills[WARM], "stop") * 1e3, 1),
+        "in_process_kill_ratio_vs_torchrun": _ratio(kills, IN_PROCESS),
+        "busy_kill_ratio_vs_torchrun": _ratio(busy["kill"], WARM),
+        "busy_sigstop_ratio_vs_torchrun": _ratio(busy["stop"], WARM),
+        "busy_in_process_ratio_vs_torchrun": _ratio(busy["raise"], IN_PROCESS),
+        "systems": [
+            {
+                "fault": kind,
+                "busy": is_busy,
+                "system": name,
+                "recovered": len(found),
+                "median_s": None if not found else round(median(found, "step"), 3),
+            }
+            for is_busy, tables in ((False, quiet), (True, busy))
+            for kind, table in tables.items()
+            for name, found in table.items()
+        ],
+    }
+
+
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=5, help="kills of each system")
-    parser.add_argument("--stops", type=int, default=3, help="SIGSTOPs of each system")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=50, help="faults of each kind for Outrider")
+    parser.add_argument("--peer-trials", type=int, default=5, help="and for everybody else")
     args = parser.parse_args()
-    kills = measure(kill, list(SYSTEMS), args.trials)
-    show("kill -9 of one of two ranks", kills, args.trials)
-    raised = measure(fail, ["torchrun, own store", IN_PROCESS], args.trials)
-    show("an exception in one of two ranks", raised, args.trials)
-    names = ["torchrun, own store", "outrider", IN_PROCESS]
-    stops = measure(stop, names, args.stops)
-    show(f"SIGSTOP of one of two ranks (group time-out {GROUP_TIMEOUT_S} s)", stops, args.stops)
-    ours = [
-        rows
-        for table in (kills, raised, stops)
-        for name, rows in table.items()
-        if name in {"outrider", IN_PROCESS}
-    ]
-    results = {
-        "kill_ratio_vs_torchrun": _ratio(kills),
-        "sigstop_ratio_vs_torchrun": _ratio(stops),
-        "in_process_ratio_vs_torchrun": _ratio(raised, IN_PROCESS),
-        "in_process_kill_ratio_vs_torchrun": _ratio(kills, IN_PROCESS),
-        "recovered": sum(len(rows) for rows in ours),
-        "recovered_of": 3 * args.trials + 2 * args.stops,
-        "detect_ms_p50": round(median(kills["outrider"], "detect") * 1e3, 1),
-        "stop_ms_p50": round(median(kills["outrider"], "stop") * 1e3, 1),
-        "peers": {
-            name: {"recovered": len(rows), "kill_total_s": round(median(rows, "step"), 3)}
-            for name, rows in kills.items()
-        },
-    }
+    peers, notes = installed_peers()
+    quiet = campaign("", args.trials, args.peer_trials, peers)
+    with busy_cores():
+        busy = campaign(", every core busy", args.trials, args.peer_trials, peers=[])
+    print("\n" + "\n".join(notes))
+    results = summary(quiet, busy, args.trials)
     print(json.dumps({"benchmark": "recovery", "results": results}))
 
 
-def _ratio(results: dict[str, list[dict[str, float]]], ours: str = "outrider") -> float:
+def campaign(where: str, trials: int, peer_trials: int, peers: list[str]) -> Campaign:
+    """Inject every kind of fault into every system and print the tables; kind -> results."""
+    found: Campaign = {}
+    for kind, (title, act, names) in FAULTS.items():
+        wanted = {
+            name: trials if name in OURS - {COLD} else peer_trials
+            for name in names
+            if name not in {NVRX, HYPERPOD} or name in peers
+        }
+        found[kind] = measure(act, wanted)
+        show(title + where, found[kind], wanted)
+    return found
+
+
+def _ratio(results: Mapping[str, list[Phases]], ours: str) -> float | None:
     """Return ours against the better of torchrun's two ways to keep its store."""
     torchrun = [median(rows, "step") for name, rows in results.items() if "torchrun" in name]
-    best = min(value for value in torchrun if not math.isnan(value))
-    return round(median(results[ours], "step") / best, 3)
+    known = [value for value in torchrun if not math.isnan(value)]
+    mine = median(results[ours], "step")
+    return None if math.isnan(mine) or not known else round(mine / min(known), 3)
 
 
 if __name__ == "__main__":

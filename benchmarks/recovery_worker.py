@@ -42,6 +42,12 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 record("imported")
+MONITOR = None
+if os.environ.get("BENCH_NVRX"):
+    from nvidia_resiliency_ext import fault_tolerance
+
+    MONITOR = fault_tolerance.RankMonitorClient()
+    MONITOR.init_workload_monitoring()
 
 
 def main() -> None:
@@ -73,6 +79,8 @@ def main() -> None:
         optimizer.zero_grad()
         step += 1
         record("step", step=step)
+        if MONITOR is not None:
+            MONITOR.send_heartbeat()
         if step % STEPS_PER_CHECKPOINT == 0:
             save(folder, step, model)
 
