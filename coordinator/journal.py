@@ -42,6 +42,8 @@ APPLICATION_ID: Final = 0x4F555452
 """``OUTR`` in the SQLite header: tells our files from anybody else's."""
 SCHEMA_VERSION: Final = 1
 """Version of the tables (``user_version``); the JSON inside carries its own."""
+HEADER_BYTES: Final = 100
+"""Size of SQLite's file header: no database is shorter, but for one that was never begun."""
 BUSY_TIMEOUT_S: Final = 5.0
 """How long a commit waits for somebody who reads the file with the sqlite3 shell."""
 INCIDENTS_KEPT_MAX: Final = 1_000
@@ -130,7 +132,9 @@ class Journal:
         """Open or create the journal at ``path``.  Raises `JournalError`."""
         lock = _lock(path)
         try:
+            _refuse_emptied(path, lock)
             connection = _connect(path)
+            _note_begun(lock)
         except BaseException:
             os.close(lock)
             raise
@@ -262,6 +266,7 @@ class Journal:
         self._connection.close()  # before the new one is opened: it removes its log by name
         draft.replace(self._path)
         self._connection = _connect(self._path)
+        _note_begun(self._lock)
         self._file = self._path.stat()
         log.warning("the journal %s had been deleted while in use; it is written anew", self._path)
 
@@ -316,6 +321,25 @@ def _lock(path: Path) -> int:
             " --state-dir"
         ) from error
     return descriptor
+
+
+def _note_begun(lock: int) -> None:
+    """Note in the lock file that a whole journal stands beside it, on disk."""
+    if os.pwrite(lock, b"1", 0):
+        os.fsync(lock)
+
+
+def _refuse_emptied(path: Path, lock: int) -> None:
+    """Refuse a file too short for a header where a whole journal once stood.
+
+    SQLite takes such a file for a new database and deletes the log beside it.
+    """
+    if not path.exists() or path.stat().st_size >= HEADER_BYTES or not os.fstat(lock).st_size:
+        return
+    raise JournalError(
+        f"the journal {path} is damaged (it was cut to nothing, and held decisions before); move"
+        " it away to start afresh, or restore it"
+    )
 
 
 def _lock_again(path: Path, held: int) -> int:
