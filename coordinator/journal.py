@@ -30,7 +30,6 @@ from coordinator.journal_format import (
     encode_state,
 )
 from coordinator.ledger import Ledger
-from coordinator.wording import one_line
 
 T = TypeVar("T")
 
@@ -290,7 +289,7 @@ class _readable:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, DAMAGE):
             return
-        text = one_line(str(error).rstrip("."))
+        text = str(error).rstrip(".")
         if isinstance(error, sqlite3.OperationalError):
             raise JournalError(
                 f"the journal {self._path} cannot be used ({text}); free the disk or fix its"

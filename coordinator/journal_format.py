@@ -17,16 +17,25 @@ from coordinator.ledger import CAUSES, Account, Ledger
 from coordinator.observing import Observation
 from coordinator.phases import JobPhase
 from coordinator.poison import Sighting
+from coordinator.wording import one_line
 from sidecar.api import CheckpointPointer
 from worker_shim.messages import RestartMode
 
 SCHEMA_VERSION: Final = 1
+ERROR_CHARS_MAX: Final = 8192
+"""More than the longest path, and what is said around it."""
 
 T = TypeVar("T")
 
 
 class JournalError(Exception):
-    """The journal cannot be used; the text says why and what to do."""
+    """The journal cannot be used; the text says why and what to do, on one line.
+
+    SQLite quotes what is damaged, line breaks included.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text, ERROR_CHARS_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
