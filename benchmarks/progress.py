@@ -2,10 +2,12 @@
 
 Three measurements in one process, on the example's own model:
 
-- one publication, and one note for the next publication, in batches of a hundred;
-- the step with and without `attach`, in turn: once at the example's size, and once
-  with the same layers made narrow, because the hooks' price does not depend on the width and
-  shows there above the noise of the machine;
+- a completed step on the page, a publication (a collective, a declared phase) and a note for the
+  background thread, in batches of a hundred;
+- the step with and without `attach`, and once more without, in turn: at the example's own
+  settings, and with the same layers made narrow, because the hooks' price does not depend on the
+  width and shows there above the noise of the machine.  The step without against itself (A/A)
+  says how much of a difference is noise;
 - a reader in a process of its own that looks at a page without pause while it is written.
 
 Prints a table, and last one line of JSON.
@@ -18,14 +20,16 @@ import importlib.util
 import json
 import logging
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +42,6 @@ import worker_shim
 from scout.hang import Phase
 from scout.page_layout import GroupWords
 from scout.progress import PageReader, PageWriter, create_page
-from worker_shim.client import TICK_S
 from worker_shim.instrument import Instruments
 from worker_shim.messages import PROGRESS_PAGE_ENV, PROGRESS_TOKEN_ENV, SOCKET_ENV
 from worker_shim.session import StepCounter
@@ -48,9 +51,9 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where a sidecar makes its pages
 TOKEN = 7
 BATCH = 100
 BATCHES = 500
-TICKS = 500
-SETTLING_PAIRS = 20
-NARROW_PAIRS_PER_PAIR = 10
+BACKGROUND_S = 10.0
+SETTLING_ROUNDS = 20
+NARROW_ROUNDS_PER_ROUND = 10
 """The narrow step is so much shorter that it can be taken more often."""
 TORN_S = 5.0
 
@@ -79,30 +82,45 @@ def fresh_page() -> Iterator[Path]:
 # --- one publication ------------------------------------------------------------------------
 
 
-def publication_ns() -> tuple[float, float, float]:
-    """Return the median price of a publication, a note, and a tick's processor time, in ns."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Medians in ns, with warm caches: a step on the page, a publication, a note."""
+
+    step_ns: float
+    publication_ns: float
+    note_ns: float
+
+
+def prices() -> Prices:
+    """Return what each event costs."""
     with fresh_page() as page:
         instruments = Instruments(StepCounter(), PageWriter.open(page, TOKEN))
         instruments.install()
         track = instruments.track
-        batches = []
-        notes = []
-        for _ in range(BATCHES):
-            started = time.perf_counter_ns()
-            for _ in range(BATCH):
-                track.mark(Phase.FORWARD)
-            notes.append((time.perf_counter_ns() - started) / BATCH)
-            started = time.perf_counter_ns()
-            for _ in range(BATCH):
-                track.stepped()
-            batches.append((time.perf_counter_ns() - started) / BATCH)
-        ticks = []
-        for _ in range(TICKS):
-            started = time.thread_time_ns()
-            instruments.tick(time.monotonic_ns())
-            ticks.append(time.thread_time_ns() - started)
+        track.stepped()
+        half = BATCH // 2
+
+        def publish() -> None:
+            track.leave_collective(track.enter_collective(1, 2, 2, 3))
+
+        found = Prices(
+            step_ns=median_ns(track.stepped, BATCH),
+            publication_ns=median_ns(publish, half) / 2,
+            note_ns=median_ns(lambda: track.mark(Phase.UNKNOWN), BATCH),
+        )
         instruments.remove()
-    return statistics.median(batches), statistics.median(notes), statistics.median(ticks)
+    return found
+
+
+def median_ns(event: Callable[[], object], batch: int) -> float:
+    """Return the median price of ``event`` over `BATCHES` batches, in ns."""
+    batches = []
+    for _ in range(BATCHES):
+        started = time.perf_counter_ns()
+        for _ in range(batch):
+            event()
+        batches.append((time.perf_counter_ns() - started) / batch)
+    return statistics.median(batches)
 
 
 # --- the step -------------------------------------------------------------------------------
@@ -110,19 +128,50 @@ def publication_ns() -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A step without `attach`, what `attach` adds, and the standard error of that."""
+    """A step without `attach`, what `attach` adds, and the standard error of that.
+
+    ``noise_ns`` is what the step without adds to itself: zero, if the measure is right.
+    ``background`` is what the background thread takes of a core while the training thread trains,
+    its waits for the sidecar included; whether the step waits for it depends on the cores.
+    """
 
     without_ns: float
     added_ns: float
+    noise_ns: float
     error_ns: float
+    background: float
 
 
-def make_step(
-    example: ModuleType, width: int, length: int, batch: int
-) -> tuple[torch.nn.Module, Callable[[], object]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The example's settings that make its step what it is."""
+
+    block_size: int
+    width: int
+    heads: int
+    layers: int
+    batch_size: int
+
+
+def example_size(example: ModuleType) -> Size:
+    """Return what the example trains when nothing is said on its command line."""
+    ours, sys.argv = sys.argv, sys.argv[:1]  # our command line is not the example's
+    args = example.parse_args()
+    sys.argv = ours
+    return Size(
+        block_size=args.block_size,
+        width=args.width,
+        heads=args.heads,
+        layers=args.layers,
+        batch_size=args.batch_size,
+    )
+
+
+def make_step(example: ModuleType, size: Size) -> tuple[torch.nn.Module, Callable[[], object]]:
     """Return the example's model and one training step of it under DDP."""
     torch.manual_seed(0)
-    model = example.ByteTransformer(length, width, heads=4, layers=4)
+    length, batch = size.block_size, size.batch_size
+    model = example.ByteTransformer(length, size.width, size.heads, size.layers)
     optimizer = torch.optim.AdamW(model.parameters())
     parallel = DistributedDataParallel(model)
     text = torch.randint(0, 256, (batch, length + 1))
@@ -140,54 +189,67 @@ def make_step(
 class Switch:
     """Takes what `attach` put around training steps off and on again between two of them."""
 
-    def __init__(self, module: torch.nn.Module, bare: Callable[..., object]) -> None:
-        self._bare = bare
-        self._backward = torch.autograd.backward
+    def __init__(self, module: torch.nn.Module) -> None:
         hooks = sys.modules["torch.optim.optimizer"]
-        self._dicts: list[Any] = [
-            hooks._global_optimizer_pre_hooks,  # noqa: SLF001 - there is no public switch
-            hooks._global_optimizer_post_hooks,  # noqa: SLF001 - same
-            *(it._forward_pre_hooks for it in module.modules()),  # noqa: SLF001 - same
-        ]
         gradient = (getattr(it, "_post_accumulate_grad_hooks", None) for it in module.parameters())
-        self._dicts += [it for it in gradient if it]
+        self._dicts: list[Any] = [
+            hooks._global_optimizer_post_hooks,  # noqa: SLF001 - there is no public switch
+            *(it for it in gradient if it),
+        ]
         self._hooks = [dict(it) for it in self._dicts]
+        assert all(self._hooks), "everything that attach puts there is there"
 
     def set(self, *, attached: bool) -> None:
         """Make the next step one with, or one without."""
-        torch.autograd.backward = self._backward if attached else self._bare
         for hooks, ours in zip(self._dicts, self._hooks, strict=True):
-            if ours:
-                hooks.clear()
-                hooks.update(ours if attached else {})
+            hooks.clear()
+            hooks.update(ours if attached else {})
 
 
-def compare(example: ModuleType, pairs: int, width: int, length: int, batch: int) -> Compared:
-    """Run ``pairs`` of steps of one model, one with `attach` and one without.
+def compare(example: ModuleType, rounds: int, size: Size) -> Compared:
+    """Run ``rounds`` of three steps of one model: with `attach`, without, and again without.
 
-    The training thread's own processor time is compared: it leaves out what other processes of
-    the machine take.  What the background thread takes is added by the caller.
+    Their order is drawn anew in each round.  The training thread's own processor time is compared:
+    it leaves out what other processes of the machine take.  What the background thread takes is
+    added by the caller.
     """
-    bare = torch.autograd.backward
     worker_shim.attach()
-    model, step = make_step(example, width, length, batch)
-    switch = Switch(model, bare)
-    took: dict[bool, list[int]] = {True: [], False: []}
-    for pair in range(-SETTLING_PAIRS, pairs):
-        for attached in (False, True) if pair % 2 else (True, False):
-            switch.set(attached=attached)
-            took[attached].append(timed(step))
+    model, step = make_step(example, size)
+    switch = Switch(model)
+    took: dict[str, list[int]] = {"with": [], "without": [], "again": []}
+    order = list(took)
+    draw = random.Random(0)  # noqa: S311 - an order, no secret
+    for _ in range(SETTLING_ROUNDS + rounds):
+        draw.shuffle(order)
+        for arm in order:
+            switch.set(attached=arm == "with")
+            took[arm].append(timed(step))
     switch.set(attached=True)
+    background = background_fraction(step)
     worker_shim.detach()
-    measured = {arm: times[SETTLING_PAIRS:] for arm, times in took.items()}
-    differences = sorted(map(int.__sub__, measured[True], measured[False]))
+    measured = {arm: times[SETTLING_ROUNDS:] for arm, times in took.items()}
+    differences = sorted(map(int.__sub__, measured["with"], measured["without"]))
+    noise = map(int.__sub__, measured["again"], measured["without"])
     # The median's standard error, from the quartiles: some steps are interrupted for long.
-    quartiles = differences[3 * pairs // 4] - differences[pairs // 4]
+    quartiles = differences[3 * rounds // 4] - differences[rounds // 4]
     return Compared(
-        without_ns=statistics.median(measured[False]),
+        without_ns=statistics.median(measured["without"]),
         added_ns=statistics.median(differences),
-        error_ns=0.93 * quartiles / pairs**0.5,
+        noise_ns=statistics.median(noise),
+        error_ns=0.93 * quartiles / rounds**0.5,
+        background=background,
     )
+
+
+def background_fraction(step: Callable[[], object]) -> float:
+    """Return the background thread's share of one core over some seconds of attached steps."""
+    ours = next(it for it in threading.enumerate() if it.name == "outrider")
+    assert ours.ident is not None, "it runs"
+    clock = time.pthread_getcpuclockid(ours.ident)
+    began, taken = time.perf_counter_ns(), time.clock_gettime_ns(clock)
+    while time.perf_counter_ns() - began < BACKGROUND_S * 1e9:
+        step()
+    return (time.clock_gettime_ns(clock) - taken) / (time.perf_counter_ns() - began)
 
 
 def timed(step: Callable[[], object]) -> int:
@@ -258,32 +320,38 @@ def words(group: int, number: int) -> GroupWords:
 # --- all of it ------------------------------------------------------------------------------
 
 
-def measure(pairs: int) -> dict[str, Any]:
+def measure(rounds: int) -> dict[str, Any]:
     """Return every number of the table."""
     logging.disable(logging.WARNING)  # nobody listens at the socket, and attach would say so
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as the example does
     example = load_example()
+    size = example_size(example)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    publish_ns, note_ns, tick_ns = publication_ns()
+    narrow_size = replace(size, width=8, block_size=8, batch_size=1)
+    price = prices()
     with fresh_page() as page:
         os.environ[PROGRESS_PAGE_ENV] = str(page)
         os.environ[PROGRESS_TOKEN_ENV] = str(TOKEN)
         os.environ[SOCKET_ENV] = str(page.with_name("nobody"))
-        narrow = compare(example, NARROW_PAIRS_PER_PAIR * pairs, width=8, length=8, batch=1)
-        whole = compare(example, pairs, width=128, length=128, batch=4)
+        narrow = compare(example, NARROW_ROUNDS_PER_ROUND * rounds, narrow_size)
+        whole = compare(example, rounds, size)
     dist.destroy_process_group()
     publications, reads, torn, unstable = torn_reads(TORN_S)
-    background = tick_ns / (TICK_S * 1e9)
+    background = whole.background
+    step_ns = whole.without_ns
     return {
-        "publish_ns_p50": round(publish_ns),
-        "note_ns_p50": round(note_ns),
-        "step_overhead_fraction": round(narrow.added_ns / whole.without_ns + background, 6),
+        "publish_ns_p50": round(price.publication_ns),
+        "step_ns_p50": round(price.step_ns),
+        "note_ns_p50": round(price.note_ns),
+        "step_overhead_fraction": round(narrow.added_ns / step_ns + background, 6),
         "step_added_us": round(narrow.added_ns / 1000, 2),
         "step_added_error_us": round(narrow.error_ns / 1000, 2),
-        "step_ms": round(whole.without_ns / 1e6, 3),
+        "step_noise_us": round(narrow.noise_ns / 1000, 2),
+        "step_ms": round(step_ns / 1e6, 3),
         "background_fraction": round(background, 6),
-        "step_overhead_direct_fraction": round(whole.added_ns / whole.without_ns, 6),
-        "step_overhead_direct_error": round(whole.error_ns / whole.without_ns, 6),
+        "step_overhead_direct_fraction": round(whole.added_ns / step_ns, 6),
+        "step_overhead_direct_error": round(whole.error_ns / step_ns, 6),
+        "step_noise_direct_fraction": round(whole.noise_ns / step_ns, 6),
         "torn_reads": torn,
         "reads": reads,
         "unstable_reads": unstable,
@@ -296,25 +364,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=200, help="steps with and without, each")
     found = measure(max(20, parser.parse_args().pairs))
+    rows = (
+        ("one publication (a collective, a declared phase), p50", f"{found['publish_ns_p50']} ns"),
+        ("one completed step on the page, p50", f"{found['step_ns_p50']} ns"),
+        ("one note (a wait for data), p50", f"{found['note_ns_p50']} ns"),
+        ("step of the example", f"{found['step_ms']} ms"),
+        (
+            "added to a step by hooks",
+            f"{found['step_added_us']} ± {found['step_added_error_us']} µs",
+        ),
+        ("the same of a step without and another without", f"{found['step_noise_us']} µs"),
+        ("background thread", f"{found['background_fraction']:.4%} of a core"),
+        ("both, of a step", f"{found['step_overhead_fraction']:.4%}"),
+        (
+            "the whole step with less without, of it",
+            "{:.2%} ± {:.2%}".format(
+                found["step_overhead_direct_fraction"], found["step_overhead_direct_error"]
+            ),
+        ),
+        ("the whole step without less without", f"{found['step_noise_direct_fraction']:.2%}"),
+        (
+            "torn reads",
+            f"{found['torn_reads']} of {found['reads']:,} ({found['publications']:,} publications)",
+        ),
+    )
     print("| what | measured |\n|---|---|")
-    print(f"| one publication (a step, a collective), p50 | {found['publish_ns_p50']} ns |")
-    print(f"| one note (a layer, a phase), p50 | {found['note_ns_p50']} ns |")
-    print(f"| step of the example | {found['step_ms']} ms |")
-    print(
-        f"| added to a step by hooks | {found['step_added_us']} "
-        f"± {found['step_added_error_us']} µs |"
-    )
-    print(f"| background thread | {found['background_fraction']:.4%} of a core |")
-    print(f"| both, of a step | {found['step_overhead_fraction']:.4%} |")
-    print(
-        f"| the step with less the step without, of it | "
-        f"{found['step_overhead_direct_fraction']:.2%} "
-        f"± {found['step_overhead_direct_error']:.2%} |"
-    )
-    print(
-        f"| torn reads | {found['torn_reads']} of {found['reads']:,} "
-        f"({found['publications']:,} publications) |"
-    )
+    for what, measured in rows:
+        print(f"| {what} | {measured} |")
     print(json.dumps({"benchmark": "progress", "results": found}))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 Memory: TypeAlias = mmap.mmap | bytearray
 """A page as its writer has it mapped, or as its reader copied it."""
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 PAGE_BYTES: Final = 16384
 """Four memory pages.  A file of another size is not a progress page."""
 READ_TRIES_MAX: Final = 16
@@ -40,6 +40,9 @@ HEADER: Final = struct.Struct("=8sQQQQ")
 CLAIM: Final = struct.Struct("=QQ")
 """The writer's process id and start time; zeroes while nobody has opened the page to write."""
 CLAIM_AT: Final = 64
+STEP_WORD: Final = 12
+"""Which 8-byte word of the page holds completed steps + 1, 0 before the first.  It is written by
+one aligned store, which no reader sees half of, and so needs neither slot nor checksum."""
 
 PROGRESS: Final = struct.Struct("=12Q")
 """sequence, step, phase, phase started, collective + 1, fingerprint + 1, progress, limit,
@@ -139,6 +142,12 @@ def detail_of(what: int) -> str:
     """Return the detail's name."""
     code = what >> 16 & 0xFF
     return DETAILS[code] if code < len(DETAILS) else ""
+
+
+def step_word(memory: Memory) -> int:
+    """Return the completed steps + 1, 0 when none was told there."""
+    step: int = _SEQUENCE.unpack_from(memory, STEP_WORD * _SEQUENCE.size)[0]
+    return step
 
 
 class Region:

@@ -50,6 +50,7 @@ from scout.page_layout import (
     PROGRESS,
     PROGRESS_CHECKED,
     PROGRESS_SLOTS,
+    STEP_WORD,
     GroupName,
     GroupWords,
     Movement,
@@ -64,6 +65,7 @@ from scout.page_layout import (
     operation_of,
     pack_beat,
     pack_names,
+    step_word,
     write_names,
 )
 
@@ -141,6 +143,8 @@ class PageWriter:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
+        self.words = memoryview(memory).cast("Q")
+        """The page as 8-byte words, for the one that is written alone (`STEP_WORD`)."""
         self._published = _sequence(newest_words(memory, PROGRESS_SLOTS, PROGRESS))
         self._beaten = _sequence(newest_words(memory, BEAT_SLOTS, BEAT))
         self._named = names_sequence(memory)
@@ -162,7 +166,9 @@ class PageWriter:
                 "each rank needs a page of its own"
             )
         CLAIM.pack_into(memory, CLAIM_AT, os.getpid(), start_ticks(os.getpid()) or 0)
-        return cls(memory)
+        writer = cls(memory)
+        writer.words[STEP_WORD] = 0  # of a process before this one
+        return writer
 
     def publish(
         self,
@@ -256,6 +262,7 @@ class PageWriter:
 
     def close(self) -> None:
         """Let go of the page; what was published stays readable."""
+        self.words.release()
         self._memory.close()
 
 
@@ -299,6 +306,7 @@ class PageReader:
             stable=stable,
             groups=_positions(beat, said, self._names.read(memory)),
         )
+        live = _known(step_word(memory))
         if said is None:
             return _moved(blank, beat)
         _, step, phase, started, collective, fingerprint, progress_ns, limit, _, what, since, _ = (
@@ -308,7 +316,7 @@ class PageReader:
         beat_is_later = said_seq is None or (beat_ns is not None and beat_ns >= progress_ns)
         spoken = replace(
             blank,
-            step=None if is_unstepped(what) else step,
+            step=live if live is not None else None if is_unstepped(what) else step,
             phase=_PHASES.get(phase, Phase.UNKNOWN),
             phase_started_ns=started,
             collective_seq=beat_seq if beat_is_later and beat_seq is not None else said_seq,

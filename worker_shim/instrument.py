@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from scout.hang import Phase
+from scout.page_layout import Movement
 from scout.progress import PageWriter
 from worker_shim.collectives import CollectiveWatch
 from worker_shim.flight_recorder import FlightRecorder
@@ -23,6 +24,7 @@ from worker_shim.layers import LayerWatch
 from worker_shim.patching import Patches, Watcher, imported, is_traced
 from worker_shim.scout_guard import ScoutGuard
 from worker_shim.session import StepCounter
+from worker_shim.stack_sample import StackSampler
 from worker_shim.store_wait import STORE_WAIT
 from worker_shim.track import DETAIL_CODES, Before, Track
 
@@ -35,6 +37,12 @@ _CHECKPOINT_IO: Final = (
     ("torch.distributed.checkpoint.state_dict_loader", "load", _READ),
 )
 
+LOOK_NS_MAX: Final = 500_000_000
+"""Between two looks at a rank that completes steps; silence is judged by whole seconds."""
+INSTALL_NS: Final = 1_000_000_000
+"""Between two looks whether the script has imported more of torch."""
+
+_thread: Final = threading.get_ident
 _log: Final = logging.getLogger("outrider")
 
 
@@ -53,7 +61,7 @@ class Instruments:
         self._flight = FlightRecorder(flight_record)
         self._groups = Groups(self._flight.counts)
         self._patches = Patches()
-        self._steps = StepWatch(self.track, steps)
+        self._steps = StepWatch(self.track)
         self._collectives = CollectiveWatch(self.track, self._groups)
         self._installing = threading.Lock()
         self._waiting: list[tuple[str, Callable[[ModuleType, ModuleType], None]]] = [
@@ -72,6 +80,10 @@ class Instruments:
             self._waiting.insert(1, ("torch.optim.optimizer", guard.watch))
             self._patches.later(guard.close)
         self._silent = False
+        self._step_before = 0
+        self._looked_ns = self._installed_ns = 0
+        self._layers: LayerWatch | None = None
+        self._sampler: StackSampler
 
     def install(self) -> None:
         """Install what can be installed now; what torch has not imported yet comes later.
@@ -111,12 +123,34 @@ class Instruments:
             )
 
     def tick(self, now_ns: int) -> None:
-        """Beat, and say where every process group stands.  For the background thread."""
-        self.install()
+        """Beat, and say where every process group stands.  For the background thread.
+
+        While steps are completed the page itself says so, and a look at everything else, which
+        finds cold caches too, is due less often; the first tick without a step looks at once.
+        """
+        step = self.track.steps.step
+        moves, self._step_before = step != self._step_before, step
+        if moves and now_ns - self._looked_ns < LOOK_NS_MAX:
+            return
+        self._looked_ns = now_ns
+        if now_ns - self._installed_ns >= INSTALL_NS:
+            self._installed_ns = now_ns
+            self.install()
         alike = self._collectives.alive
         count, groups = self._groups.sample(now_ns, with_fingerprints=alike)
-        self._page.beat(now_ns, count, groups, self.track.observe(now_ns))
+        self._page.beat(now_ns, count, groups, self._observe(now_ns))
         self._flight.look(self.track.silent_ns(now_ns))
+
+    def _observe(self, now_ns: int) -> Movement | None:
+        track, layers = self.track, self._layers
+        if layers is None:
+            return track.observe(now_ns)
+        heard = layers.take_heard()
+        track.heard += heard
+        sighting = self._sampler.sample(track.thread)
+        is_heard = heard > 0 or sighting.spot != 0
+        layers.judge_silence(track.steps.step, is_heard=is_heard)
+        return track.observe(now_ns, sighting)
 
     def turn_to(self, page: PageWriter) -> None:
         """Publish on another page from now on, as if this process had just begun."""
@@ -146,9 +180,15 @@ class Instruments:
 
     def _watch_steps(self, torch: ModuleType, optimizer: ModuleType) -> None:
         self._steps.install(self._patches, torch, optimizer)
-        layers = LayerWatch(self.track, torch)
+        layers = LayerWatch(torch)
         layers.install(self._patches)
-        self._steps.stepping = layers.stepping
+        self._steps.layers = layers
+        self._sampler = sampler = StackSampler(layers.is_watched)
+        self._layers = layers
+        step_of_any = torch.optim.Optimizer.profile_hook_step(lambda *_: None)
+        sampler.know(step_of_any, Phase.OPTIMIZER)
+        sampler.know(torch.autograd.backward, Phase.BACKWARD)
+        sampler.know_module_call(torch.nn.Module._wrapped_call_impl)  # noqa: SLF001 - what a frame shows
 
     def _watch_collectives(self, torch: ModuleType, distributed: ModuleType) -> None:
         if hasattr(distributed, "ProcessGroup"):  # a torch may be built without
@@ -217,49 +257,41 @@ class StepWatch(Watcher):
     them, and when it is gone the next one seen takes its place.
     """
 
-    def __init__(self, track: Track, steps: StepCounter) -> None:
+    def __init__(self, track: Track) -> None:
         super().__init__("optimizer steps are")
         self._track = track
-        self._steps = steps
         self._first: weakref.ref[object] | None = None
-        self._counting = False
-        """A counted step is under way."""
-        self.stepping: Callable[[Any], None] | None = None
-        """Called before every counted step."""
+        self.layers: LayerWatch | None = None
+        """Asked before every counted step whether the model is to be looked up again."""
 
     def begin_again(self) -> None:
         """Count the first optimizer that steps from now on."""
-        self._first, self._counting = None, False
+        self._first = None
 
     def install(self, patches: Patches, torch: ModuleType, optimizer: ModuleType) -> None:
         """Register with torch's hooks on every optimizer."""
         self._is_compiling = is_traced(torch)
-        before = optimizer.register_optimizer_step_pre_hook(self._before)
         after = optimizer.register_optimizer_step_post_hook(self._after)
-        patches.later(before.remove)
         patches.later(after.remove)
 
-    def _before(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if self._is_compiling() or not self.alive or not self._counts(optimizer):
-            return
-        self._counting = True
-        self._track.thread = threading.get_ident()
-        self._track.mark(Phase.OPTIMIZER)
-        if self.stepping is not None:
-            self.stepping(optimizer)
-
     def _after(self, optimizer: object, _args: Any, _kwargs: Any) -> None:
-        if self._counting and self._counts(optimizer):
-            self._counting = False
-            self._steps.advance()
-            self._track.stepped()
+        first = self._first
+        if self._is_compiling() or not self.alive:
+            return
+        if (first is None or first() is not optimizer) and not self._becomes_first(optimizer):
+            return
+        track = self._track
+        track.thread = _thread()
+        track.stepped()
+        if self.layers is not None and self.layers.wants_look:
+            self.layers.look(optimizer)
 
-    def _counts(self, optimizer: object) -> bool:
-        first = self._first() if self._first is not None else None
-        if first is None:
-            try:
-                self._first = weakref.ref(optimizer)
-            except TypeError as error:
-                self.fail(error)
-                return False
-        return first is None or first is optimizer
+    def _becomes_first(self, optimizer: object) -> bool:
+        if self._first is not None and self._first() is not None:
+            return False
+        try:
+            self._first = weakref.ref(optimizer)
+        except TypeError as error:
+            self.fail(error)
+            return False
+        return True

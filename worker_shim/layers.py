@@ -1,189 +1,116 @@
-"""Micro-phases inside forward and backward, at a price that does not grow with the model.
+"""The model, looked up once, and how far a pass through it is, at next to no price.
 
 Torch's global module hooks would see every module, but while one is registered each call of each
-module pays for it, and `torch.compile` warns and compiles again when it comes or goes.  So the
-model is looked up once, from the parameters of the script's optimizer, and hooks go on its
-outermost module and on the block that it repeats (the class with children whose instances hold
-the most parameters): a handful of calls a step.
+module pays for it, and `torch.compile` warns and compiles again when it comes or goes; even a hook
+on a single module makes its call take torch's slow path.  So a forward pass is watched from
+outside (`stack_sample`): the model is looked up once, from the parameters of the script's
+optimizer, and with it the block that it repeats (the class with children whose instances hold the
+most parameters), so that movement from one block to the next is seen.
 
-Inside backward a hook on one parameter of each block tells that its gradient is complete.  A
-full-backward hook would wrap the block's inputs and outputs in views, which costs memory and
-forbids changing them in place; this one leaves the graph, and so the numbers, as they are.
-
-A hook that torch traces leaves no trace, and a pickled model forgets its hooks.
+Inside backward there is no Python on the stack that moves.  There the gradient of one parameter of
+a few blocks tells that it is complete, to a function in C that only appends to a queue: a hook
+written in Python costs up to 30 µs a step when the caches are cold.  A full-backward hook would
+wrap the block's inputs and outputs in views, which costs memory and forbids changing them in
+place; this one leaves the graph, and so the numbers, as they are.
 """
 
-import contextlib
 import functools
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from scout.hang import Phase
 from worker_shim.patching import Patches, Watcher, is_traced
-from worker_shim.track import Track
 
-LAYERS_MAX: Final = 2
-"""Hooked blocks of one model, evenly spaced: with its beginning, its end and the group's counts
-they show movement in a pass that takes minutes.  A call out of C++ costs up to 30 µs when the
-caches are cold, so one that takes milliseconds should not make many."""
+GRADIENTS_MAX: Final = 2
+"""Blocks of one model whose gradient is heard, evenly spaced: with the group's counts they show
+movement in a pass that takes minutes."""
 ROOTS_MAX: Final = 8
 """Models of one optimizer."""
 LOOKS_MAX: Final = 16
 """Searches for a model in one process; each takes a tenth of a second at most."""
+HEARD_MAX: Final = 4096
+"""Gradients between two looks of the background thread; more than that show no more movement."""
 
-_BACKWARD: Final = int(Phase.BACKWARD)
-_thread: Final = threading.get_ident
 _NEVER_CALLED: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 
 
-class _Hook:
-    """What stays on a model.  Copied, it is itself; pickled, it becomes a call that does nothing.
-
-    The price of a hook is paid dozens of times a step, so what repeats itself ends early here.
-    """
-
-    __slots__ = ("_is_compiling", "_on_change", "_track")
-
-    def __init__(
-        self, track: Track, is_compiling: Callable[[], bool], on_change: Callable[[Any], None]
-    ) -> None:
-        self._track = track
-        self._is_compiling = is_compiling
-        self._on_change = on_change
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A model saved whole must load where we are not installed.
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-class _ForwardHook(_Hook):
-    __slots__ = ()
-
-    def __call__(self, module: Any, _args: Any) -> None:
-        if self._is_compiling():
-            return
-        track = self._track
-        if _thread() == track.thread:
-            track.moves += 1
-            if track.phase != track.forward_phase:
-                self._on_change(module)
-
-
-class _GradientHook(_Hook):
-    __slots__ = ()
-
-    def __call__(self, parameter: Any) -> None:
-        if self._is_compiling():
-            return
-        track = self._track
-        track.moves += 1
-        if track.phase != _BACKWARD:
-            self._on_change(parameter)
-
-
 class LayerWatch(Watcher):
-    """Finds the model and keeps its hooks."""
+    """Finds the model, knows its blocks and hears of their gradients."""
 
-    def __init__(self, track: Track, torch: ModuleType) -> None:
+    def __init__(self, torch: ModuleType) -> None:
         super().__init__("forward and backward passes are")
-        self._track = track
         self._torch = torch
         self._is_compiling = is_traced(torch)
-        self._has_gradients = torch.is_grad_enabled
         self._handles: list[Any] = []
-        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._heard: deque[Any] = deque(maxlen=HEARD_MAX)
         self._looks = 0
-        self._silent_steps = 0
-        self._passes = 0
-        """Forward passes seen, so that hooks that fall silent are noticed."""
-        self._passes_before = 0
+        self._silent_ticks = 0
+        self._step_before = 0
         self._looking = threading.Lock()
-        self._forward = _ForwardHook(track, self._is_compiling, self._on_forward)
-        self._gradient = _GradientHook(track, self._is_compiling, self._on_gradient)
+        self.wants_look = False
+        """The optimizer that steps next should be asked for its model."""
 
-    # --- what torch calls -----------------------------------------------------------------
+    def is_watched(self, module: Any) -> bool:
+        """Return whether ``module`` is a model or a block of it."""
+        return module in self._watched
 
-    def _on_forward(self, module: Any) -> None:
-        self._passes += 1
-        is_evaluating = not (module.training or self._has_gradients())
-        self._track.mark(Phase.EVALUATE if is_evaluating else self._track.forward_phase)
+    def take_heard(self) -> int:
+        """Return how many gradients were complete since the last call.  For one thread."""
+        count = len(self._heard)
+        self._heard.clear()
+        return count
 
-    def _on_gradient(self, _parameter: Any) -> None:
-        self._track.mark(Phase.BACKWARD)
+    def judge_silence(self, step: int, *, is_heard: bool) -> None:
+        """Ask for another look when steps pass and nothing is heard: the model is another one.
 
-    def around_backward(self, original: Any) -> Any:
-        """Return `torch.autograd.backward` with its beginning and end published."""
-
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            track = self._track
-            if self._is_compiling() or not self.alive or _thread() != track.thread:
-                return original(*args, **kwargs)
-            around = track.forward_phase
-            track.forward_phase = Phase.BACKWARD
-            track.mark(Phase.BACKWARD)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                track.forward_phase = around
-                track.mark(Phase.BACKWARD)
-
-        return backward
+        A model that is compiled whole may never be heard of, so looks become rarer.
+        """
+        if is_heard:
+            self._silent_ticks = 0
+        elif step != self._step_before:
+            self._silent_ticks += 1
+            self.wants_look |= self._silent_ticks.bit_count() == 1
+        self._step_before = step
 
     # --- finding the model ----------------------------------------------------------------
 
     def look(self, optimizer: Any) -> None:
-        """Find and hook the models whose parameters ``optimizer`` holds."""
+        """Find the models whose parameters ``optimizer`` holds."""
+        self.wants_look = False
         if not self.alive or self._looks >= LOOKS_MAX or not self._looking.acquire(blocking=False):
             return
         try:
             self._looks += 1
-            self._hook(optimizer)
+            self._watch(optimizer)
         except Exception as error:  # noqa: BLE001 - training must not see it, whatever it is
             self.fail(error)
         finally:
             self._looking.release()
 
-    def stepping(self, optimizer: Any) -> None:
-        """Look again when no hook was heard of since the last step: the model is another one.
-
-        A model that is compiled whole is never heard of, so looks become rarer.
-        """
-        if self._passes != self._passes_before:
-            self._passes_before, self._silent_steps = self._passes, 0
-            return
-        self._silent_steps += 1
-        if self._silent_steps.bit_count() == 1:
-            self.look(optimizer)
-
-    def _hook(self, optimizer: Any) -> None:
+    def _watch(self, optimizer: Any) -> None:
         module_class = self._torch.nn.Module
         held = {id(it) for group in optimizer.param_groups for it in group["params"]}
         modules = [it for it in _living(module_class) if "_modules" in it.__dict__]
         children = {id(it) for module in modules for it in module._modules.values()}  # noqa: SLF001 - `children` is a generator per module
         roots = [it for it in modules if id(it) not in children and _holds_any(it, held)]
         for root in roots[:ROOTS_MAX]:
-            for layer in (root, *_spread(repeated_layers(root))):
-                self._hook_one(layer, is_root=layer is root)
+            layers = repeated_layers(root)
+            for each in _spread(layers) if len(layers) > 1 else (root,):
+                if each not in self._watched:
+                    self._hear(each)
+            self._watched.update((root, *layers))
 
-    def _hook_one(self, layer: Any, *, is_root: bool) -> None:
-        if layer in self._hooked:
-            return
-        try:
-            self._handles.append(layer.register_forward_pre_hook(self._forward))
-        except (AttributeError, RuntimeError):
-            return  # a scripted module takes no hooks
-        self._hooked.add(layer)
+    def _hear(self, layer: Any) -> None:
         parameter = next((it for it in layer.parameters() if it.requires_grad), None)
-        if parameter is not None and not is_root and parameter.is_leaf:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient))
+        if parameter is not None and parameter.is_leaf:
+            hook = self._heard.append
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     # --- going away -----------------------------------------------------------------------
 
@@ -192,23 +119,12 @@ class LayerWatch(Watcher):
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
-        self._hooked.clear()
-
-    def around_script(self, original: Any) -> Any:
-        """Return `torch.jit.script`, which would compile our hooks, with the hooks put aside."""
-
-        def script(*args: Any, **kwargs: Any) -> Any:
-            self.remove()
-            return original(*args, **kwargs)
-
-        return script
+        self._watched.clear()
+        self._heard.clear()
 
     def install(self, patches: Patches) -> None:
-        """Watch backward, and look for a model whenever an optimizer is made."""
-        torch = self._torch
-        patches.replace_function(torch.autograd, "backward", self.around_backward)
-        patches.replace_function(torch.jit, "script", self.around_script)
-        optimizer_class = torch.optim.Optimizer
+        """Look for a model whenever an optimizer is made."""
+        optimizer_class = self._torch.optim.Optimizer
         made = optimizer_class.__init__
 
         @functools.wraps(made)
@@ -266,9 +182,9 @@ def repeated_layers(root: Any) -> Sequence[Any]:
 
 
 def _spread(layers: Sequence[Any]) -> Sequence[Any]:
-    """Return `LAYERS_MAX` of the layers; the first follows the model's own beginning too soon."""
+    """Return `GRADIENTS_MAX` of the layers; the first one's gradient is the pass's end."""
     later = layers[1:]
-    apart = max(1, -(-len(later) // LAYERS_MAX))
+    apart = max(1, -(-len(later) // GRADIENTS_MAX))
     return later[apart // 2 :: apart]
 
 

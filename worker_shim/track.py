@@ -5,10 +5,10 @@ Hooks say what they see (`mark`, `enter` and `leave`), the script says what no h
 meanwhile only shows that it moves.  This module knows no torch.
 
 After a kernel that took milliseconds the processor's caches hold nothing of ours, and every line
-touched is paid for.  So what happens many times a step is only noted, in two numbers that the
-background thread looks at ten times a second; a completed step, a collective and a declared phase
-are published at once.  Nothing here raises into training: a page that cannot be written any more
-is let go of, with one line in the rank's log.
+touched is paid for.  So a completed step is one number on the page, what happens within a step is
+noted in another or read from the thread's stack by the background thread, ten times a second; a
+collective and a declared phase are published whole, at once.  Nothing here raises into training:
+a page that cannot be written any more is let go of, with one line in the rank's log.
 """
 
 import logging
@@ -17,17 +17,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from scout.hang import Phase
-from scout.page_layout import DETAILS, Movement, pack_what
+from scout.page_layout import DETAILS, STEP_WORD, Movement, pack_what
 from scout.progress import PageWriter
 from worker_shim.session import StepCounter
+from worker_shim.stack_sample import NOWHERE, Sighting
 
 DECLARED_MAX: Final = 32
 """Declared phases inside one another; a script that nests deeper forgot to leave some."""
 
 _UNKNOWN: Final = int(Phase.UNKNOWN)
+_UNSEEN: Final = (0, 0, 0, 0, 0, _UNKNOWN, 0)
 
 _log: Final = logging.getLogger("outrider")
 _now: Final = time.monotonic_ns
@@ -49,11 +51,10 @@ class Track:
 
     def __init__(self, page: PageWriter, steps: StepCounter) -> None:
         self._write: Callable[..., None] = page.write
+        self._live: Any = page.words
         self.steps = steps
         self.thread = _thread()
         """The thread that trains: the one that attached, until another one steps."""
-        self.forward_phase: int = Phase.FORWARD
-        """What a forward pass is now: inside backward, it recomputes activations."""
         self.phase: int = Phase.UNKNOWN
         self.moves = 0
         """Counts whatever a hook sees."""
@@ -61,7 +62,11 @@ class Track:
         """Counts changes of the phase."""
         self._started_ns = _now()
         self._started_entry = 0
-        self._seen = (0, 0, 0, 0)
+        self._seen = _UNSEEN
+        self._kept: tuple[int, int] = (_UNKNOWN, 0)
+        self._movement: Movement | None = None
+        self.heard = 0
+        """Counts what the background thread heard of; written by it alone."""
         self._published_ns = 0
         self._limit_ns = 0
         self._detail = 0
@@ -98,37 +103,56 @@ class Track:
             self.mark(before)
 
     def stepped(self) -> None:
-        """Publish that an optimizer step is complete; what follows it is not known."""
-        if self._unstepped:
-            self._unstepped = False
-            self._describe()
+        """Count an optimizer step as complete, on the page too; what follows it is not known.
+
+        Everything else about it the background thread writes.
+        """
+        step = self.steps.advance()
         self.moves += 1
+        if self._unstepped or self.phase != _UNKNOWN:
+            self._end_phase()
+        try:
+            self._live[STEP_WORD] = step + 1
+        except ValueError as error:
+            self._let_go(error)
+
+    def _end_phase(self) -> None:
+        """Publish a first step, and one that ends what the thread said it was in."""
+        self._unstepped = False
+        self._describe()
         now = _now()
         if not self._declared:
-            self.phase, self._started_ns = _UNKNOWN, now
-            self.entries += 1
-            self._started_entry = self.entries
+            self._turn_to(_UNKNOWN, now)
         self._publish(now)
 
-    def observe(self, now: int) -> Movement | None:
-        """Return what was noted, as of now.  For the background thread."""
-        moves, entries, phase = self.moves, self.entries, self.phase
-        seen_moves, seen_entries, started_ns, moved_ns = self._seen
-        if moves == 0:
-            return None
-        if entries != seen_entries or not started_ns:
-            started_ns = now
-        if moves != seen_moves:
-            moved_ns = now
-        self._seen = (moves, entries, started_ns, moved_ns)
-        return Movement(phase=phase, started_ns=started_ns, moved_ns=moved_ns)
+    def observe(self, now: int, sighting: Sighting = NOWHERE) -> Movement | None:
+        """Return where the thread is and when it last moved.  For the background thread.
+
+        What was said stands before what was seen; after the last that was seen of a step nothing
+        else is known until the step ends.
+        """
+        moves, entries, step = self.moves, self.entries, self.steps.step
+        phase, seen_phase = self.phase, sighting.phase
+        if phase == _UNKNOWN:
+            if seen_phase is not None:
+                is_evaluation = seen_phase is Phase.FORWARD and sighting.is_evaluating
+                self._kept = Phase.EVALUATE if is_evaluation else seen_phase, moves
+            phase = self._kept[0] if self._kept[1] == moves else _UNKNOWN
+        seen = (moves, entries, self.heard, self._published_ns, step, phase, sighting.spot)
+        if seen != self._seen:
+            is_new = self._movement is None or phase != self._movement.phase
+            is_new = is_new or entries != self._seen[1]
+            started_ns = now if self._movement is None or is_new else self._movement.started_ns
+            self._movement = Movement(phase=phase, started_ns=started_ns, moved_ns=now)
+            self._seen = seen
+        return self._movement
 
     def silent_ns(self, now: int) -> int:
         """Return for how long nothing was seen or published, 0 while nothing ever was.
 
         For the background thread, after `observe`.
         """
-        last = max(self._seen[3], self._published_ns)
+        last = max(self._movement.moved_ns if self._movement else 0, self._published_ns)
         return now - last if last else 0
 
     # --- what the script says -------------------------------------------------------------
@@ -203,14 +227,16 @@ class Track:
         self._limit_ns = self._detail = 0
         self._group = self._count = self._fingerprint = self._operation = self._since_ns = 0
         self._unstepped = True
-        self.moves = 0
+        self.moves = self.heard = self._published_ns = 0
         self._turn_to(_UNKNOWN, _now())
         self._describe()
-        self._write = page.write
+        self._write, self._live = page.write, page.words
+        self._seen = _UNSEEN[0], self.entries, *_UNSEEN[2:]
+        self._kept, self._movement = (_UNKNOWN, 0), None
 
     def silence(self) -> None:
         """Publish nothing from now on."""
-        self._write = _say_nothing
+        self._write, self._live = _say_nothing, [0] * (STEP_WORD + 1)
 
     def _describe(self) -> None:
         self._what = pack_what(
@@ -233,9 +259,12 @@ class Track:
         if self.entries != self._started_entry:
             self._settle(now)
         self._published_ns = now
+        step = self.steps.step
         try:
+            if not self._unstepped:
+                self._live[STEP_WORD] = step + 1
             self._write(
-                self.steps.step,
+                step,
                 self.phase,
                 self._started_ns,
                 0,
@@ -248,8 +277,11 @@ class Track:
                 self._count,
             )
         except (ValueError, struct.error) as error:
-            self.silence()
-            _log.warning("outrider: progress is no longer published: %s", error)
+            self._let_go(error)
+
+    def _let_go(self, error: Exception) -> None:
+        self.silence()
+        _log.warning("outrider: progress is no longer published: %s", error)
 
 
 def _say_nothing(*_words: int) -> None:
