@@ -210,8 +210,7 @@ def compare(example: ModuleType, rounds: int, size: Size) -> Compared:
     """Run ``rounds`` of three steps of one model: with `attach`, without, and again without.
 
     Their order is drawn anew in each round.  The training thread's own processor time is compared:
-    it leaves out what other processes of the machine take.  What the background thread takes is
-    added by the caller.
+    it leaves out what other processes take, and the background thread.
     """
     worker_shim.attach()
     model, step = make_step(example, size)
@@ -337,13 +336,13 @@ def measure(rounds: int) -> dict[str, Any]:
         whole = compare(example, rounds, size)
     dist.destroy_process_group()
     publications, reads, torn, unstable = torn_reads(TORN_S)
-    background = whole.background
-    step_ns = whole.without_ns
+    background, step_ns = whole.background, whole.without_ns
     return {
         "publish_ns_p50": round(price.publication_ns),
         "step_ns_p50": round(price.step_ns),
         "note_ns_p50": round(price.note_ns),
         "step_overhead_fraction": round(narrow.added_ns / step_ns + background, 6),
+        "step_overhead_error": round(narrow.error_ns / step_ns, 6),
         "step_added_us": round(narrow.added_ns / 1000, 2),
         "step_added_error_us": round(narrow.error_ns / 1000, 2),
         "step_noise_us": round(narrow.noise_ns / 1000, 2),
@@ -371,15 +370,18 @@ def main() -> None:
         ("step of the example", f"{found['step_ms']} ms"),
         (
             "added to a step by hooks",
-            f"{found['step_added_us']} ± {found['step_added_error_us']} µs",
+            "{step_added_us} ± {step_added_error_us} µs".format_map(found),
         ),
         ("the same of a step without and another without", f"{found['step_noise_us']} µs"),
         ("background thread", f"{found['background_fraction']:.4%} of a core"),
-        ("both, of a step", f"{found['step_overhead_fraction']:.4%}"),
+        (
+            "both, of a step",
+            "{step_overhead_fraction:.3%} ± {step_overhead_error:.3%}".format_map(found),
+        ),
         (
             "the whole step with less without, of it",
-            "{:.2%} ± {:.2%}".format(
-                found["step_overhead_direct_fraction"], found["step_overhead_direct_error"]
+            "{step_overhead_direct_fraction:.2%} ± {step_overhead_direct_error:.2%}".format_map(
+                found
             ),
         ),
         ("the whole step without less without", f"{found['step_noise_direct_fraction']:.2%}"),

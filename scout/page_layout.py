@@ -43,6 +43,9 @@ CLAIM_AT: Final = 64
 STEP_WORD: Final = 12
 """Which 8-byte word of the page holds completed steps + 1, 0 before the first.  It is written by
 one aligned store, which no reader sees half of, and so needs neither slot nor checksum."""
+STEPPED_WORD: Final = 13
+"""Which word holds when the last of them was complete, written before their number: a reader
+between the two takes the rank to have moved a step before it says so, which is true."""
 
 PROGRESS: Final = struct.Struct("=12Q")
 """sequence, step, phase, phase started, collective + 1, fingerprint + 1, progress, limit,
@@ -144,10 +147,10 @@ def detail_of(what: int) -> str:
     return DETAILS[code] if code < len(DETAILS) else ""
 
 
-def step_word(memory: Memory) -> int:
-    """Return the completed steps + 1, 0 when none was told there."""
-    step: int = _SEQUENCE.unpack_from(memory, STEP_WORD * _SEQUENCE.size)[0]
-    return step
+def live_words(memory: Memory) -> tuple[int, int]:
+    """Return the completed steps + 1 and when the last was complete, zeroes when none was."""
+    step, stepped_ns = _LIVE.unpack_from(memory, STEP_WORD * _SEQUENCE.size)
+    return step, stepped_ns
 
 
 class Region:
@@ -181,6 +184,7 @@ class Region:
 
 _CHECK: Final = struct.Struct("=I")
 _SEQUENCE: Final = struct.Struct("=Q")
+_LIVE: Final = struct.Struct("=QQ")
 
 
 def newest_words(

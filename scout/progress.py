@@ -51,6 +51,7 @@ from scout.page_layout import (
     PROGRESS_CHECKED,
     PROGRESS_SLOTS,
     STEP_WORD,
+    STEPPED_WORD,
     GroupName,
     GroupWords,
     Movement,
@@ -60,12 +61,12 @@ from scout.page_layout import (
     detail_of,
     is_inside,
     is_unstepped,
+    live_words,
     names_sequence,
     newest_words,
     operation_of,
     pack_beat,
     pack_names,
-    step_word,
     write_names,
 )
 
@@ -144,7 +145,7 @@ class PageWriter:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self.words = memoryview(memory).cast("Q")
-        """The page as 8-byte words, for the one that is written alone (`STEP_WORD`)."""
+        """The page as 8-byte words, for the two that are written alone (`STEP_WORD`)."""
         self._published = _sequence(newest_words(memory, PROGRESS_SLOTS, PROGRESS))
         self._beaten = _sequence(newest_words(memory, BEAT_SLOTS, BEAT))
         self._named = names_sequence(memory)
@@ -167,7 +168,7 @@ class PageWriter:
             )
         CLAIM.pack_into(memory, CLAIM_AT, os.getpid(), start_ticks(os.getpid()) or 0)
         writer = cls(memory)
-        writer.words[STEP_WORD] = 0  # of a process before this one
+        writer.words[STEP_WORD] = writer.words[STEPPED_WORD] = 0  # of a process before this one
         return writer
 
     def publish(
@@ -292,6 +293,7 @@ class PageReader:
         stable = said_stable and beat_stable
         if said is None and beat is None and stable:
             return None
+        live, live_ns = live_words(memory)
         beat_ns = None if beat is None else beat[1]
         beat_seq = None if beat is None else _known(beat[2])
         blank = Progress(
@@ -302,11 +304,10 @@ class PageReader:
             fingerprint=None,
             progress_ns=None,
             phase_limit_ns=None,
-            beat_ns=beat_ns,
+            beat_ns=max(beat_ns or 0, live_ns) or None,  # who completes a step runs
             stable=stable,
             groups=_positions(beat, said, self._names.read(memory)),
         )
-        live = _known(step_word(memory))
         if said is None:
             return _moved(blank, beat)
         _, step, phase, started, collective, fingerprint, progress_ns, limit, _, what, since, _ = (
@@ -316,7 +317,7 @@ class PageReader:
         beat_is_later = said_seq is None or (beat_ns is not None and beat_ns >= progress_ns)
         spoken = replace(
             blank,
-            step=live if live is not None else None if is_unstepped(what) else step,
+            step=_known(live) if live else None if is_unstepped(what) else step,
             phase=_PHASES.get(phase, Phase.UNKNOWN),
             phase_started_ns=started,
             collective_seq=beat_seq if beat_is_later and beat_seq is not None else said_seq,
@@ -326,7 +327,7 @@ class PageReader:
             collective_since_ns=since or None,
             detail=detail_of(what),
         )
-        return _moved(spoken, beat)
+        return _stepped(_moved(spoken, beat), live_ns)
 
     def close(self) -> None:
         """Let go of the page."""
@@ -346,6 +347,15 @@ def _moved(spoken: Progress, beat: Sequence[int] | None) -> Progress:
     if is_held or seen is spoken.phase:
         return replace(spoken, progress_ns=moved)
     return replace(spoken, phase=seen, phase_started_ns=started, progress_ns=moved, detail="")
+
+
+def _stepped(seen: Progress, live_ns: int) -> Progress:
+    """Return what is known of a rank that completed a step since: of its phase, nothing new.
+
+    Which phase a rank was last seen in stands until the background thread looks again, which it
+    does as soon as steps fail to come.
+    """
+    return replace(seen, progress_ns=live_ns) if live_ns > (seen.progress_ns or 0) else seen
 
 
 def _positions(

@@ -44,6 +44,8 @@ FAULT_S_MAX: Final = 1.0
 """Wait for a fault's answer: the script is about to die of it, and the report should not."""
 FLUSH_S_MAX: Final = 1.0
 """Wait at the process's end for reports that are owed still."""
+IDLE_TICK_S: Final = 60.0
+"""Between two ticks that do nothing."""
 
 _log: Final = logging.getLogger("outrider")
 _P = ParamSpec("_P")
@@ -335,5 +337,6 @@ def _open_page(environment: Mapping[str, str]) -> PageWriter | None:
         return None
 
 
-def _idle(_now_ns: int) -> None:
-    """Without a page there is nothing to say ten times a second."""
+def _idle(_now_ns: int) -> float:
+    """Without a page there is nothing to say."""
+    return IDLE_TICK_S

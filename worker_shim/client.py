@@ -1,8 +1,9 @@
 """The one background thread in the training process: a socket and a regular tick.
 
 It moves bytes between `session.Outbox` and the sidecar's Unix socket, dials again when the
-sidecar went away, and calls a tick function ten times a second.  Every wait has a limit and no
-send ever blocks: the training thread only takes a lock that is held for microseconds.
+sidecar went away, and calls a tick function whenever that said it wants to be called.  Every wait
+has a limit and no send ever blocks: the training thread only takes a lock that is held for
+microseconds.
 """
 
 import logging
@@ -19,8 +20,6 @@ from worker_shim.framing import BadFrame, Decoder, FrameTooLargeError, encode
 from worker_shim.messages import CheckpointQuery, SidecarReply
 from worker_shim.session import Outbox, Owed, Waiting
 
-TICK_S: Final = 0.1
-"""Between two ticks: a laggard shows within a tenth of a second, at 0.1 % of a core."""
 HEARTBEAT_S: Final = 2.0
 """Between two signs of life on an otherwise quiet connection."""
 REDIAL_S_MIN: Final = 0.1
@@ -38,7 +37,8 @@ _log: Final = logging.getLogger("outrider")
 class Client:
     """A connection to the sidecar that outlives the sidecar."""
 
-    def __init__(self, path: str | None, outbox: Outbox, tick: Callable[[int], None]) -> None:
+    def __init__(self, path: str | None, outbox: Outbox, tick: Callable[[int], float]) -> None:
+        """``tick`` is given the monotonic instant in ns, and returns the seconds until the next."""
         self.guard = threading.Condition()
         """Held for microseconds at a time, and across a fork."""
         self._path = path
@@ -157,8 +157,7 @@ class Client:
         tick_at = time.monotonic()
         while not self._is_finished():
             if time.monotonic() >= tick_at:
-                self._tick(time.monotonic_ns())
-                tick_at = time.monotonic() + TICK_S
+                tick_at = time.monotonic() + self._tick(time.monotonic_ns())
             if self._path is not None and self._outbox.rejected is None:
                 self._keep_connection(self._path)
             self._move_bytes(max(0.0, tick_at - time.monotonic()))

@@ -37,8 +37,17 @@ _CHECKPOINT_IO: Final = (
     ("torch.distributed.checkpoint.state_dict_loader", "load", _READ),
 )
 
-LOOK_NS_MAX: Final = 500_000_000
-"""Between two looks at a rank that completes steps; silence is judged by whole seconds."""
+TICK_S: Final = 0.5
+"""Between two ticks; silence is judged by whole seconds."""
+TICK_S_MIN: Final = 0.1
+"""Between two ticks before the first step, and while nothing moves: there is nothing to disturb,
+and a laggard shows within a tenth of a second."""
+STILL_NS: Final = 500_000_000
+"""Since the last step, before everything is looked at on every tick."""
+SILENT_NS: Final = 1_000_000_000
+"""Since anything moved, before ticks come faster."""
+LOOK_NS_MAX: Final = 2_000_000_000
+"""Between two looks at a rank that completes steps, for whoever asks after its death."""
 INSTALL_NS: Final = 1_000_000_000
 """Between two looks whether the script has imported more of torch."""
 
@@ -80,7 +89,6 @@ class Instruments:
             self._waiting.insert(1, ("torch.optim.optimizer", guard.watch))
             self._patches.later(guard.close)
         self._silent = False
-        self._step_before = 0
         self._looked_ns = self._installed_ns = 0
         self._layers: LayerWatch | None = None
         self._sampler: StackSampler
@@ -122,34 +130,40 @@ class Instruments:
                 error,
             )
 
-    def tick(self, now_ns: int) -> None:
-        """Beat, and say where every process group stands.  For the background thread.
+    def tick(self, now_ns: int) -> float:
+        """Beat, and say where every process group stands; return the seconds until the next tick.
 
-        While steps are completed the page itself says so, and a look at everything else, which
-        finds cold caches too, is due less often; the first tick without a step looks at once.
+        For the background thread.  While steps are completed the page itself says so, and a look
+        at everything else, which finds cold caches too, is due less often.
         """
-        step = self.track.steps.step
-        moves, self._step_before = step != self._step_before, step
-        if moves and now_ns - self._looked_ns < LOOK_NS_MAX:
-            return
+        track, layers = self.track, self._layers
+        track.note(now_ns, is_heard=layers is not None and layers.take_heard())
+        is_stepping = now_ns - track.stepped_ns < STILL_NS
+        if is_stepping and now_ns - self._looked_ns < LOOK_NS_MAX:
+            return TICK_S
         self._looked_ns = now_ns
-        if now_ns - self._installed_ns >= INSTALL_NS:
+        silent_ns = self._look(now_ns)
+        return TICK_S if track.stepped_ns and silent_ns < SILENT_NS else TICK_S_MIN
+
+    def _look(self, now_ns: int) -> int:
+        """Publish everything that is known; return for how long nothing moved."""
+        track = self.track
+        if not track.stepped_ns or now_ns - self._installed_ns >= INSTALL_NS:
             self._installed_ns = now_ns
             self.install()
         alike = self._collectives.alive
         count, groups = self._groups.sample(now_ns, with_fingerprints=alike)
         self._page.beat(now_ns, count, groups, self._observe(now_ns))
-        self._flight.look(self.track.silent_ns(now_ns))
+        silent_ns = track.silent_ns(now_ns)
+        self._flight.look(silent_ns)
+        return silent_ns
 
     def _observe(self, now_ns: int) -> Movement | None:
         track, layers = self.track, self._layers
         if layers is None:
             return track.observe(now_ns)
-        heard = layers.take_heard()
-        track.heard += heard
         sighting = self._sampler.sample(track.thread)
-        is_heard = heard > 0 or sighting.spot != 0
-        layers.judge_silence(track.steps.step, is_heard=is_heard)
+        layers.judge_silence(track.steps.step, is_seen=sighting.spot != 0)
         return track.observe(now_ns, sighting)
 
     def turn_to(self, page: PageWriter) -> None:
@@ -180,7 +194,7 @@ class Instruments:
 
     def _watch_steps(self, torch: ModuleType, optimizer: ModuleType) -> None:
         self._steps.install(self._patches, torch, optimizer)
-        layers = LayerWatch(torch)
+        layers = LayerWatch(self.track, torch)
         layers.install(self._patches)
         self._steps.layers = layers
         self._sampler = sampler = StackSampler(layers.is_watched)

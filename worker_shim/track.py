@@ -5,9 +5,9 @@ Hooks say what they see (`mark`, `enter` and `leave`), the script says what no h
 meanwhile only shows that it moves.  This module knows no torch.
 
 After a kernel that took milliseconds the processor's caches hold nothing of ours, and every line
-touched is paid for.  So a completed step is one number on the page, what happens within a step is
-noted in another or read from the thread's stack by the background thread, ten times a second; a
-collective and a declared phase are published whole, at once.  Nothing here raises into training:
+touched is paid for.  So a completed step is two numbers on the page; what happens within a step is
+noted in another or read from the thread's stack by the background thread, once steps fail to come;
+a collective and a declared phase are published whole, at once.  Nothing here raises into training:
 a page that cannot be written any more is let go of, with one line in the rank's log.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from scout.hang import Phase
-from scout.page_layout import DETAILS, STEP_WORD, Movement, pack_what
+from scout.page_layout import DETAILS, STEP_WORD, STEPPED_WORD, Movement, pack_what
 from scout.progress import PageWriter
 from worker_shim.session import StepCounter
 from worker_shim.stack_sample import NOWHERE, Sighting
@@ -29,7 +29,7 @@ DECLARED_MAX: Final = 32
 """Declared phases inside one another; a script that nests deeper forgot to leave some."""
 
 _UNKNOWN: Final = int(Phase.UNKNOWN)
-_UNSEEN: Final = (0, 0, 0, 0, 0, _UNKNOWN, 0)
+_UNSEEN: Final = (_UNKNOWN, (0, 0))
 
 _log: Final = logging.getLogger("outrider")
 _now: Final = time.monotonic_ns
@@ -62,11 +62,15 @@ class Track:
         """Counts changes of the phase."""
         self._started_ns = _now()
         self._started_entry = 0
-        self._seen = _UNSEEN
-        self._kept: tuple[int, int] = (_UNKNOWN, 0)
+        self.stepped_ns = 0
+        """When the last optimizer step was complete, 0 before the first."""
+        self._noted_ns = 0
+        self._noted_moves = 0
+        self._sighting = NOWHERE
+        self._sighted_step = 0
+        self._kept: tuple[int, tuple[int, int]] = _UNSEEN
         self._movement: Movement | None = None
-        self.heard = 0
-        """Counts what the background thread heard of; written by it alone."""
+        self._movement_entry = 0
         self._published_ns = 0
         self._limit_ns = 0
         self._detail = 0
@@ -108,43 +112,55 @@ class Track:
         Everything else about it the background thread writes.
         """
         step = self.steps.advance()
-        self.moves += 1
+        self.stepped_ns = now = _now()
         if self._unstepped or self.phase != _UNKNOWN:
-            self._end_phase()
+            self._end_phase(now)
         try:
+            self._live[STEPPED_WORD] = now
             self._live[STEP_WORD] = step + 1
         except ValueError as error:
             self._let_go(error)
 
-    def _end_phase(self) -> None:
+    def _end_phase(self, now: int) -> None:
         """Publish a first step, and one that ends what the thread said it was in."""
         self._unstepped = False
         self._describe()
-        now = _now()
         if not self._declared:
             self._turn_to(_UNKNOWN, now)
         self._publish(now)
 
+    # --- what the background thread makes of it --------------------------------------------
+
+    def note(self, now: int, *, is_heard: bool) -> None:
+        """Date what was noted since the last call, and what was heard of elsewhere, as of now."""
+        moves = self.moves
+        if is_heard or moves != self._noted_moves:
+            self._noted_moves, self._noted_ns = moves, now
+
     def observe(self, now: int, sighting: Sighting = NOWHERE) -> Movement | None:
-        """Return where the thread is and when it last moved.  For the background thread.
+        """Return where the thread is and when it last moved, after `note`.
 
         What was said stands before what was seen; after the last that was seen of a step nothing
         else is known until the step ends.
         """
-        moves, entries, step = self.moves, self.entries, self.steps.step
-        phase, seen_phase = self.phase, sighting.phase
-        if phase == _UNKNOWN:
-            if seen_phase is not None:
-                is_evaluation = seen_phase is Phase.FORWARD and sighting.is_evaluating
-                self._kept = Phase.EVALUATE if is_evaluation else seen_phase, moves
-            phase = self._kept[0] if self._kept[1] == moves else _UNKNOWN
-        seen = (moves, entries, self.heard, self._published_ns, step, phase, sighting.spot)
-        if seen != self._seen:
-            is_new = self._movement is None or phase != self._movement.phase
-            is_new = is_new or entries != self._seen[1]
-            started_ns = now if self._movement is None or is_new else self._movement.started_ns
-            self._movement = Movement(phase=phase, started_ns=started_ns, moved_ns=now)
-            self._seen = seen
+        phase, entries, step = self.phase, self.entries, self.steps.step
+        at = step, self._noted_moves
+        if sighting != (self._sighting if self._sighted_step == step else NOWHERE):
+            self._noted_ns = now
+        self._sighting, self._sighted_step = sighting, step
+        if sighting.phase is not None:
+            is_evaluation = sighting.phase is Phase.FORWARD and sighting.is_evaluating
+            self._kept = Phase.EVALUATE if is_evaluation else sighting.phase, at
+        if phase == _UNKNOWN and self._kept[1] == at:
+            phase = self._kept[0]
+        moved_ns = max(self._noted_ns, self.stepped_ns, self._published_ns)
+        if not moved_ns:
+            return None
+        held = self._movement
+        is_same = held is not None and (phase, entries) == (held.phase, self._movement_entry)
+        started_ns = held.started_ns if held is not None and is_same else now
+        self._movement_entry = entries
+        self._movement = Movement(phase=phase, started_ns=started_ns, moved_ns=moved_ns)
         return self._movement
 
     def silent_ns(self, now: int) -> int:
@@ -152,7 +168,7 @@ class Track:
 
         For the background thread, after `observe`.
         """
-        last = max(self._movement.moved_ns if self._movement else 0, self._published_ns)
+        last = 0 if self._movement is None else self._movement.moved_ns
         return now - last if last else 0
 
     # --- what the script says -------------------------------------------------------------
@@ -227,16 +243,16 @@ class Track:
         self._limit_ns = self._detail = 0
         self._group = self._count = self._fingerprint = self._operation = self._since_ns = 0
         self._unstepped = True
-        self.moves = self.heard = self._published_ns = 0
+        self.moves = self._noted_moves = 0
+        self.stepped_ns = self._noted_ns = self._published_ns = 0
         self._turn_to(_UNKNOWN, _now())
         self._describe()
         self._write, self._live = page.write, page.words
-        self._seen = _UNSEEN[0], self.entries, *_UNSEEN[2:]
-        self._kept, self._movement = (_UNKNOWN, 0), None
+        self._sighting, self._kept, self._movement = NOWHERE, _UNSEEN, None
 
     def silence(self) -> None:
         """Publish nothing from now on."""
-        self._write, self._live = _say_nothing, [0] * (STEP_WORD + 1)
+        self._write, self._live = _say_nothing, [0] * (STEPPED_WORD + 1)
 
     def _describe(self) -> None:
         self._what = pack_what(

@@ -55,10 +55,12 @@ class Looks:
 
     def __init__(self, inside):
         self.seen = []
-        self._inside, self._now_ns = inside, 0
+        self._inside, self._now_ns = inside, 1 << 60
 
     def look(self, *_):
         self._now_ns += 1
+        heard = self._inside._layers.take_heard()
+        self._inside.track.note(self._now_ns, is_heard=heard)
         movement = self._inside._observe(self._now_ns)
         phase = Phase.UNKNOWN if movement is None else Phase(movement.phase)
         moved = movement is not None and movement.moved_ns == self._now_ns
@@ -235,17 +237,54 @@ def test_an_evaluation_shows_without_a_word_of_the_script(inside, looks):
     assert looks.phases[4:] == ["forward"] * 4
 
 
-def test_a_hooked_model_can_be_copied_and_pickled(inside):
+def hooks_on(model):
+    return sum(len(it._forward_pre_hooks) + len(it._forward_hooks) for it in model.modules())
+
+
+def test_passes_too_short_to_be_seen_show_while_a_model_is_evaluated(inside, looks):
+    """A rank whose evaluation is mostly its script's own arithmetic would be named for it."""
+    model, optimizer = model_and_optimizer()
+    wrapper = torch.nn.ModuleDict({"module": model})
+    inside._layers.look(optimizer)
+    step(model, optimizer)
+    assert hooks_on(wrapper) == 0
+    wrapper.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(2, 4))
+            looks.look()
+    assert looks.seen == [("evaluate", True)] * 2
+    looks.look()
+    assert looks.seen[-1] == ("evaluate", False)
+    wrapper.train()
+    looks.look()
+    assert looks.seen[-1] == ("unknown", True)
+    assert hooks_on(wrapper) == 0
+
+
+def test_training_in_evaluation_s_mode_is_training(inside, looks):
+    """A model whose statistics are frozen would be evaluating for ever."""
+    model, optimizer = model_and_optimizer()
+    model.eval()
+    for _ in range(2):
+        step(model, optimizer)
+        looks.look()
+    assert looks.phases == ["unknown"] * 2
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_hooked_model_can_be_copied_and_pickled(inside, is_training):
     """Averaging weights in a copy, or saving a model whole, would fail under us."""
     model, optimizer = model_and_optimizer()
     step(model, optimizer)
+    model.train(is_training)
+    assert hooks_on(model) == (not is_training)
     copy.deepcopy(model)(torch.ones(2, 4))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
-    assert not any(it._forward_pre_hooks or it._forward_hooks for it in model.modules())
     assert gradient_hooks(loaded) == 0
 
 
@@ -259,14 +298,24 @@ def test_a_hooked_model_is_compiled_whole_and_once(inside):
         compiled(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     assert counter.frame_count == 1
+    for _ in range(2):
+        compiled.eval()
+        with torch.no_grad():
+            compiled(torch.ones(2, 4))
+        compiled.train()
+        compiled(torch.ones(2, 4)).sum().backward()
+    assert counter.frame_count == 2  # evaluation is another graph, with or without us
 
 
 def test_a_model_is_scripted_as_if_it_had_no_hooks(inside):
     """An export at the end of a training would fail under us."""
     model, optimizer = model_and_optimizer()
     step(model, optimizer)
+    model.eval()
     with pytest.warns(DeprecationWarning):
         torch.jit.script(model)
+    assert hooks_on(model) == 0
+    model.train()
     step(model, optimizer)
     assert gradient_hooks(model) == 1
 
@@ -377,6 +426,7 @@ def test_everything_is_as_it_was_after_the_removal(inside):
         assert not hasattr(function, "__wrapped__") or "worker_shim" not in str(function.__code__)
         assert function.__globals__["__name__"].startswith("torch")
     assert torch.optim.Optimizer.__init__.__globals__["__name__"].startswith("torch")
+    assert torch.nn.Module.train.__globals__["__name__"].startswith("torch")
     assert gradient_hooks(model) == 0
     steps = inside.track.steps.step
     step(model, optimizer)

@@ -18,6 +18,7 @@ def rank(tmp_path):
     track = Track(writer, StepCounter())
 
     def read(now_ns=1 << 62):
+        track.note(now_ns, is_heard=False)
         writer.beat(now_ns, None, (), track.observe(now_ns))
         return reader.read()
 
