@@ -22,12 +22,15 @@ from coordinator.settings import JobSettings
 from coordinator.trusted_steps import verified_by
 from scout.clock import SECOND, Duration, Instant, after, seconds, since
 from sidecar.api import AgentState, Command, FaultKind, FaultReport, StatusReport
+from sidecar.rank_table import digest_of
 
 REDIAL_WAIT_MAX: Final = Duration(7 * SECOND)
 """Longest pause of a sidecar between two tries to reach its coordinator, and a margin: a restarted
 coordinator counts nobody's lease before everybody had a try."""
 SPOKEN_WITHIN: Final = Duration(50_000_000)
 """A worker's own report is one message and travels for milliseconds; 50 ms are for a busy node."""
+TABLES_KEPT_MAX: Final = 4
+"""A node that is further behind is told the whole table."""
 RESEND_AFTER: Final = Duration(1 * SECOND)
 """A command whose effect has not been seen is sent again after this time."""
 
@@ -72,6 +75,8 @@ class Desk:
         self.not_before = now
         self.phase_since = now
         self.waiting_for = ""
+        self.tables: dict[str, tuple[str, ...]] = {digest_of(state.hosts): state.hosts}
+        """The newest tables of hosts, by digest: what a node may still have."""
         self._wall_offset_ns = wall_offset_ns
         self._sent: dict[str, Instant] = {}
         self._rounds = 0
@@ -219,14 +224,18 @@ class Desk:
         self._entered(now)
         return [Finished(outcome=str(phase), reason=reason)]
 
-    def send(self, view: NodeView, command: Command, now: Instant) -> list[Effect]:
-        """Return the sending of this phase's command, unless it was sent a moment ago."""
+    def send(self, view: NodeView, *commands: Command, now: Instant) -> list[Effect]:
+        """Return the sending of this phase's commands, unless they were sent a moment ago."""
         assert view.link is not None, "a command needs a connection"
         sent = self._sent.get(view.node)
         if sent is not None and now < after(sent, RESEND_AFTER):
             return []
         self._sent[view.node] = now
-        return [Send(link=view.link, command=command)]
+        return [Send(link=view.link, command=command) for command in commands]
+
+    def was_told(self, node: str) -> bool:
+        """Return whether ``node`` was sent this phase's command over its connection."""
+        return node in self._sent
 
     def send_again(self, node: str) -> None:
         """Forget what was sent to ``node``: it has a new connection."""
@@ -239,6 +248,17 @@ class Desk:
         self._sent.clear()
 
     # --- nodes ------------------------------------------------------------------------------
+
+    def give_world(self, world: tuple[str, ...], now: Instant) -> None:
+        """Begin the next generation with these nodes, all of which have presented themselves."""
+        hellos = [view.hello for view in map(self.members.view, world) if view is not None]
+        hosts = tuple(hello.host for hello in hellos if hello is not None)
+        assert len(hosts) == len(world), "ranks are given to nodes that are there"
+        self.memory.world_given(world, hosts, self.wall(now))
+        self.tables.pop(digest_of(hosts), None)
+        self.tables[digest_of(hosts)] = hosts
+        while len(self.tables) > TABLES_KEPT_MAX:
+            del self.tables[next(iter(self.tables))]
 
     def world(self) -> list[NodeView]:
         """Return the nodes that hold ranks, in the order of their group rank."""

@@ -62,6 +62,8 @@ class DurableState:
     """When the first generation was given out (wall clock), 0 before it."""
     world: tuple[str, ...] = ()
     """Node of each group rank."""
+    hosts: tuple[str, ...] = ()
+    """Host of each group rank in this topology version."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Excluded node -> reason."""
     restarts: tuple[Restart, ...] = ()

@@ -57,15 +57,16 @@ class Memory:
         """Go to ``phase``, which must be allowed to follow."""
         self.change(replace(self.state, phase=advance(self.state.phase, phase)))
 
-    def world_given(self, world: tuple[str, ...], now_ns: int) -> None:
-        """Begin the next generation with these nodes; ``now_ns`` is the wall clock."""
-        changed = world != self.state.world
+    def world_given(self, world: tuple[str, ...], hosts: tuple[str, ...], now_ns: int) -> None:
+        """Begin the next generation with these nodes at ``hosts``; ``now_ns`` is the wall clock."""
+        changed = (world, hosts) != (self.state.world, self.state.hosts)
         self.change(
             replace(
                 self.state,
                 generation=self.state.generation + 1,
                 topology_version=self.state.topology_version + changed,
                 world=world,
+                hosts=hosts,
                 began_ns=self.state.began_ns or now_ns,
             )
         )

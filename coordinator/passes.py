@@ -128,7 +128,7 @@ def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
         if view.status is not None:  # no node may refuse the next generation as one it has seen
             seen = max(view.status.generation, view.status.stopped_generation)
             desk.memory.generation_seen(seen)
-    desk.memory.world_given(given.world, desk.wall(now))
+    desk.give_world(given.world, now)
     desk.ledger.begin(desk.state.generation, choices)
     desk.memory.checkpoints_complete(desk.ledger.pointers())
     desk.enter(JobPhase.STARTING, now)
@@ -156,10 +156,12 @@ def _start(desk: Desk, view: NodeView, now: Instant) -> list[Effect]:
     world = desk.world()
     hellos = {item.node: item.hello for item in world if item.hello is not None}
     statuses = {item.node: item.status for item in world if item.status is not None}
-    if len(hellos) < desk.settings.nnodes or desk.state.world[0] not in statuses:
+    lacking = len(hellos) < desk.settings.nnodes or desk.state.world[0] not in statuses
+    if lacking or view.status is None:
         return []  # a restarted coordinator does not know every node's address yet
     starts = recovery.start_commands(desk.settings, desk.state, hellos, statuses)
-    return desk.send(view, starts[view.node], now)
+    known = None if desk.was_told(view.node) else desk.tables.get(view.status.table_digest)
+    return desk.send(view, *recovery.from_table(starts[view.node], view.status, known), now=now)
 
 
 # --- running, and looking for the culprit ---------------------------------------------------
@@ -219,7 +221,7 @@ def _localizing(desk: Desk, now: Instant) -> list[Effect]:
     for view in desk.world():
         if view.link is not None and view.node not in asked.asked:
             asked.asked.add(view.node)
-            effects += desk.send(view, _inspect(desk, asked), now)
+            effects += desk.send(view, _inspect(desk, asked), now=now)
     stall_only = desk.memory.stall_only
     knows = asked.is_known and stall_only
     if not (knows or asked.collected(set(desk.state.world) - desk.gone(now), now)):
@@ -278,7 +280,7 @@ def _over(desk: Desk, now: Instant) -> list[Effect]:
     effects: list[Effect] = []
     for view in desk.members.views():
         if view.link is not None:
-            effects += desk.send(view, shutdown, now)
+            effects += desk.send(view, shutdown, now=now)
     return effects
 
 

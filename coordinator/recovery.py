@@ -18,7 +18,16 @@ from coordinator.journal_format import DurableState, Restart
 from coordinator.restart_depth import Depth, depth
 from coordinator.settings import JobSettings
 from coordinator.trusted_steps import not_trusted
-from sidecar.api import CheckpointPointer, FaultKind, Hello, Start, StatusReport
+from sidecar.api import (
+    CheckpointPointer,
+    Command,
+    FaultKind,
+    Hello,
+    RankHost,
+    Start,
+    StatusReport,
+    Update,
+)
 from worker_shim.messages import SCOUT_ENV, RestartMode, most_severe
 
 RESTARTS_KEPT_MAX: Final = 256
@@ -277,7 +286,7 @@ def start_commands(
     statuses: Mapping[str, StatusReport],
 ) -> dict[str, Start]:
     """Return the start of ``state``'s generation for every node of its world."""
-    hosts = tuple(hellos[node].host for node in state.world)
+    hosts = state.hosts or tuple(hellos[node].host for node in state.world)
     return {
         node: Start(
             generation=state.generation,
@@ -298,6 +307,38 @@ def start_commands(
         )
         for group_rank, node in enumerate(state.world)
     }
+
+
+def from_table(
+    start: Start, status: StatusReport, known: tuple[str, ...] | None
+) -> tuple[Command, ...]:
+    """Return how a node is told of ``start``: of its table of hosts only what is not there yet.
+
+    ``known`` is the table that stands there by the node's own word, None where it is not known or
+    a shorter word was not understood.
+    """
+    short = replace(start, node_hosts=(), hosts_known=True)
+    if known == start.node_hosts and status.table_version == start.topology_version:
+        return (short,)
+    if not known or status.table_version >= start.topology_version:
+        return (start,)
+    changed = tuple(
+        RankHost(rank=rank, host=host)
+        for rank, host in enumerate(start.node_hosts)
+        if known[rank : rank + 1] != (host,)
+    )
+    update = Update(
+        generation=start.generation,
+        topology_version=start.topology_version,
+        base_topology_version=status.table_version,
+        group_rank=start.group_rank,
+        nnodes=start.nnodes,
+        master_addr=start.master_addr,
+        master_port=start.master_port,
+        fault_count=start.fault_count,
+        changed=changed,
+    )
+    return (update, short)
 
 
 def _as_asked(decision: Decision, asked: Sequence[NodeFault]) -> Decision:

@@ -46,7 +46,7 @@ def watch_stall(
         if view.link is not None and view.node not in look.asked:
             look.asked.add(view.node)
             question = Inspect(round_id=look.id, evidence_budget_s=0.0)
-            effects += desk.send(view, question, now)
+            effects += desk.send(view, question, now=now)
     if look.collected(set(desk.state.world) - desk.gone(now), now):
         effects += _judge(desk, look, paused, judge, now)
     return effects

@@ -110,7 +110,7 @@ def stop(
         grace_s=desk.settings.stop_grace_s,
         barrier_s=desk.settings.barrier_s,
     )
-    return desk.send(view, command, now)
+    return desk.send(view, command, now=now)
 
 
 def _acknowledged(view: NodeView, generation: int, mode: RestartMode) -> bool:

@@ -19,6 +19,7 @@ from sidecar.api import (
     Start,
     StatusReport,
     Stop,
+    Update,
 )
 from sidecar.checkpoints import CheckpointRecord
 from sidecar.commands import Answer, Refused, judge_start, judge_stop
@@ -33,6 +34,7 @@ from sidecar.events import (
     HardwareFinding,
     HardwareRecovered,
     InspectionTaken,
+    KeepTable,
     KillWorkers,
     LogFinding,
     PortReserved,
@@ -62,18 +64,10 @@ from sidecar.lifecycle import (
     advance,
 )
 from sidecar.news import News
+from sidecar.rank_table import RankTable, Stale, filled, updated
 from sidecar.ranks import Worker
-from sidecar.worker_talk import hear
-from worker_shim.messages import (
-    AtBarrier,
-    Heartbeat,
-    Init,
-    LeftBlock,
-    PastBarrier,
-    Refusal,
-    RestartMode,
-    most_severe,
-)
+from sidecar.worker_talk import hear, stale
+from worker_shim.messages import AtBarrier, LeftBlock, PastBarrier, RestartMode, most_severe
 
 SHUTDOWN_MAX: Final = Duration(10 * SECOND)
 """A shutdown ends within this time whatever the workers do."""
@@ -101,6 +95,8 @@ class AgentCore:
         self.state = AgentState.INIT
         self.transitions: dict[AgentState, Instant] = {AgentState.INIT: now}
         self.checkpoints = CheckpointRecord()
+        self.hosts = RankTable()
+        """Which host the node of each group rank has."""
         self._generation = 0
         self._stopped_generation = 0
         self._crew = Crew(config.nproc_per_node)
@@ -145,6 +141,8 @@ class AgentCore:
             stopped_generation=self._stopped_generation,
             topology_version=start.topology_version if start else 0,
             rendezvous_port=self._port,
+            table_version=self.hosts.version,
+            table_digest=self.hosts.digest,
             group_rank=start.group_rank if start else None,
             reason=real[0].reason if real else "",
             message=real[0].message if real else "",
@@ -155,6 +153,10 @@ class AgentCore:
             checkpoint_types=self.checkpoints.declarations(),
             script_version=self._crew.script_version,
         )
+
+    def worker_data(self) -> dict[str, str]:
+        """Return what waiting ranks have to say to an operator, by global rank."""
+        return self._crew.worker_data()
 
     def _dispatch(self, event: Event, now: Instant) -> Sequence[Effect]:
         match event:
@@ -210,6 +212,8 @@ class AgentCore:
         match command:
             case Start():
                 effects, refusal = self._start_commanded(command, now)
+            case Update():
+                effects, refusal = self._update_commanded(command)
             case Stop():
                 effects, refusal = self._stop_commanded(command, now)
             case Shutdown():
@@ -230,12 +234,24 @@ class AgentCore:
             return [], judgement.reason
         if judgement is Answer.DONE:
             return [], None
+        whole = filled(self.hosts, start)
+        if isinstance(whole, Stale):
+            return [], whole.reason
+        start, self.hosts = whole, self.hosts.started(whole)
         self._move(Trigger.START_COMMANDED, now)
         self._generation = start.generation
         self._findings.clear()
         keep = self._crew.begin(start)
         self.checkpoints.rewind({item.prefix: item.step for item in start.checkpoints})
         return [SpawnWorkers(start=start, keep=keep)], None
+
+    def _update_commanded(self, update: Update) -> tuple[list[Effect], str | None]:
+        table = updated(self.hosts, update, generation=self._generation)
+        if isinstance(table, Stale):
+            return [], table.reason
+        self.hosts = table
+        told = self._crew.told_place(update, table.hosts)
+        return [KeepTable(table=table, group_rank=update.group_rank), *told], None
 
     def _stop_commanded(self, stop: Stop, now: Instant) -> tuple[list[Effect], str | None]:
         judgement = judge_stop(
@@ -278,6 +294,7 @@ class AgentCore:
         if stopping.stop.restart_mode is not RestartMode.JOB:
             return effects
         self.checkpoints, self.table = CheckpointRecord(), PROCESS_RESTART
+        self.hosts = RankTable()
         return [DiscardState(), *effects]
 
     def _spawned(self, event: WorkersSpawned) -> Sequence[Effect]:
@@ -323,14 +340,12 @@ class AgentCore:
 
     def _heard(self, event: WorkerSpoke, now: Instant) -> list[Effect]:
         seq, message = event.envelope.seq, event.message
-        carried = isinstance(message, Init | AtBarrier | Heartbeat)
-        if event.envelope.generation != self._generation and not carried:
-            over = f"generation {event.envelope.generation} is over, {self._generation} runs now"
-            refusal = Refusal(reply_to=seq, reason=over)
+        if (refusal := stale(event, self._generation)) is not None:
             return [AnswerWorker(connection=event.connection, reply=refusal)]
         worker = self._crew.workers.setdefault(message.local_rank, Worker())
         if isinstance(message, AtBarrier | PastBarrier | LeftBlock):
             worker.attached = self._news.urgent = True
+            worker.data = None if isinstance(message, PastBarrier) else worker.data
             self.table = IN_PROCESS_RESTART
             answers = self._crew.barrier.heard(message, event.connection, seq, self._generation)
             return [*answers, *self._settle(now)]

@@ -193,6 +193,10 @@ class StatusReport:
     stopped_generation: int
     topology_version: int
     rendezvous_port: int
+    table_version: int = 0
+    """Version of the table of hosts that this node has; it may be ahead of the last start."""
+    table_digest: str = ""
+    """`sidecar.rank_table.digest_of` that table; empty where there is none."""
     group_rank: int | None = None
     reason: str = ""
     message: str = ""
@@ -322,6 +326,12 @@ class Start:
     fault_count: int
     node_hosts: tuple[str, ...]
     """Host of each group rank, in order."""
+    hosts_known: bool = False
+    """``node_hosts`` is left out: the node has the table of this very topology version."""
+    ip_version: str = ""
+    """An HTTP client's own token for the table of hosts."""
+    worker_data: Any = None
+    """What an HTTP client tells every worker that waits at its barrier, as it is."""
     checkpoints: tuple[CheckpointPointer, ...] = ()
     log_rules: tuple[Mapping[str, Any], ...] = ()
     """Rules in the HyperPod field names, already validated by the coordinator."""
@@ -334,6 +344,37 @@ class Start:
     observed: tuple[FaultKind, ...] = ()
     """Kinds of faults that are reported and change nothing: their detectors are on probation."""
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHost:
+    """The host of one group rank."""
+
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """Change the table of hosts, and this node's place in it, without starting anything.
+
+    ``changed`` holds the group ranks whose host differs from the table of
+    ``base_topology_version``; where another one stands, the update is refused.  Without a
+    ``topology_version`` it makes the next one.  Workers at their barrier are told their place.
+    """
+
+    TYPE: ClassVar[str] = "update"
+    group_rank: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    fault_count: int
+    changed: tuple[RankHost, ...] = ()
+    topology_version: int | None = None
+    base_topology_version: int | None = None
+    generation: int | None = None
+    ip_version: str = ""
+    worker_data: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,12 +418,12 @@ class Inspect:
 
 
 Upward: TypeAlias = Hello | StatusReport | ProgressReport | EvidenceReport
-Downward: TypeAlias = Welcome | Goodbye | Start | Stop | Shutdown | Inspect
-Command: TypeAlias = Start | Stop | Shutdown | Inspect
+Downward: TypeAlias = Welcome | Goodbye | Start | Update | Stop | Shutdown | Inspect
+Command: TypeAlias = Start | Update | Stop | Shutdown | Inspect
 
 UPWARD: Final[Mapping[str, type[Upward]]] = {
     cls.TYPE: cls for cls in (Hello, StatusReport, ProgressReport, EvidenceReport)
 }
 DOWNWARD: Final[Mapping[str, type[Downward]]] = {
-    cls.TYPE: cls for cls in (Welcome, Goodbye, Start, Stop, Shutdown, Inspect)
+    cls.TYPE: cls for cls in (Welcome, Goodbye, Start, Update, Stop, Shutdown, Inspect)
 }

@@ -20,14 +20,13 @@ from sidecar.api import AgentState, Command, Shutdown, StatusReport
 from sidecar.events import CommandReceived, Reply
 from sidecar.http_bodies import (
     BodyError,
-    Stale,
-    Table,
     start_command,
     status_body,
     stop_command,
-    updated,
+    update_command,
 )
 from sidecar.http_faults import read_bytes, server_log
+from sidecar.rank_table import RankTable
 from sidecar.roles import Role
 from sidecar.web_pages import is_loopback, page_problem
 
@@ -57,6 +56,12 @@ class NodeView(Protocol):
     def transitions(self) -> Mapping[AgentState, float]:
         """Return when each state was last entered, in seconds since the epoch."""
 
+    def rank_table(self) -> RankTable:
+        """Return which host the node of each group rank has."""
+
+    def worker_data(self) -> Mapping[str, str]:
+        """Return what waiting ranks have to say to an operator, by global rank."""
+
     def metrics(self) -> bytes:
         """Return the exposition for Prometheus."""
 
@@ -82,7 +87,6 @@ class ApiServer:
         self._spare = spare
         self._access = access
         self._own_machine = True
-        self._table = Table()
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._numbers = itertools.count(1)
         self._runners: list[web.AppRunner] = []
@@ -144,11 +148,8 @@ class ApiServer:
 
     async def _start(self, request: web.Request) -> web.Response:
         body = await _json(request, required=True)
-        command, table = start_command(body, self._view.snapshot(), self._table)
-        response = await self._command(command)
-        if response.status == web.HTTPOk.status_code:
-            self._table = table
-        return response
+        view = self._view
+        return await self._command(start_command(body, view.snapshot(), view.rank_table()))
 
     async def _stop(self, request: web.Request) -> web.Response:
         body = await _json(request, required=False)
@@ -156,11 +157,7 @@ class ApiServer:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await _json(request, required=True)
-        table = updated(body, self._view.snapshot(), self._table)
-        if isinstance(table, Stale):
-            return _problem(409, table.reason)
-        self._table = table
-        return self._status_response()
+        return await self._command(update_command(body, self._view.rank_table()))
 
     async def _shutdown(self, _: web.Request) -> web.Response:
         return await self._command(Shutdown(reason="asked for over the node's HTTP API"))
@@ -201,7 +198,8 @@ class ApiServer:
             self._view.transitions(),
             agent_version=self._agent_version,
             spare=self._spare,
-            table=self._table,
+            table=self._view.rank_table(),
+            worker_data=self._view.worker_data(),
         )
         return _response(200, body)
 

@@ -8,9 +8,19 @@ obeyed twice, whatever order messages come in.  It refuses to know processes and
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sidecar.events import AnswerWorker, Orders
-from worker_shim.messages import Ack, AtBarrier, JobHalt, JobStart, LeftBlock, PastBarrier, Refusal
+from worker_shim.messages import (
+    Ack,
+    AtBarrier,
+    JobHalt,
+    JobRankInfo,
+    JobStart,
+    LeftBlock,
+    PastBarrier,
+    Refusal,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,22 @@ class Barrier:
         answers = [self._called_back(local_rank) for local_rank in list(self._inside)]
         return [answer for some in answers for answer in some]
 
+    def tell(
+        self, places: Mapping[int, Mapping[str, str]], shared: Mapping[str, Any]
+    ) -> list[AnswerWorker]:
+        """Tell everybody who waits his place in the next start; his question stays open."""
+        return [
+            AnswerWorker(
+                connection=asked.connection,
+                reply=JobRankInfo(
+                    reply_to=asked.seq,
+                    worker_envs=places[local_rank],
+                    aggregate_worker_data=shared,
+                ),
+            )
+            for local_rank, asked in self._waiting.items()
+        ]
+
     def start(self, generation: int, orders: Mapping[int, Orders]) -> list[AnswerWorker]:
         """Let everybody run ``generation``, now or when he comes to the barrier."""
         self._halt = None
@@ -101,6 +127,7 @@ class Barrier:
             worker_envs=orders.envs,
             stdout=orders.stdout,
             stderr=orders.stderr,
+            aggregate_worker_data=orders.shared,
         )
         return [AnswerWorker(connection=asked.connection, reply=start)]
 

@@ -5,10 +5,11 @@ done with each of them.  States of the agent, faults and commands are none of it
 """
 
 from collections.abc import Iterable
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 from scout.clock import Instant, after
-from sidecar.api import FaultReport, RankStatus, Start, Stop
+from sidecar.api import FaultReport, RankStatus, Start, Stop, Update
 from sidecar.barrier import Barrier
 from sidecar.events import (
     AnswerWorker,
@@ -23,6 +24,7 @@ from sidecar.events import (
 )
 from sidecar.ranks import Worker, stall_policy
 from sidecar.stopping import STOP_FORCED_AFTER, Stopping
+from sidecar.workers.environment import rank_variables
 from worker_shim.messages import RestartMode
 
 STUCK: Final = "stopped and hears nothing"
@@ -87,6 +89,16 @@ class Crew:
         }
         return keep
 
+    def told_place(self, update: Update, hosts: tuple[str, ...]) -> list[AnswerWorker]:
+        """Tell those who wait at the barrier where they will stand."""
+        places = {local: rank_variables(update, local, self.nproc) for local in range(self.nproc)}
+        return self.barrier.tell(places, shared_data(hosts, update.worker_data))
+
+    def worker_data(self) -> dict[str, str]:
+        """Return what waiting ranks have to say to an operator, by global rank."""
+        said = ((self.rank(local), worker.data) for local, worker in self.workers.items())
+        return {str(rank): data for rank, data in said if data is not None}
+
     def spawned(self, event: WorkersSpawned) -> list[AnswerWorker]:
         """Take in the processes of a start, and let those go that stand at the barrier."""
         for local_rank, pid in event.pids.items():
@@ -95,7 +107,12 @@ class Crew:
             return []
         for local_rank in self.barrier.restartable - event.carried.keys():
             self.barrier.forget(local_rank)  # another process stands for it now
-        orders = {local: event.carried.get(local, Orders()) for local in event.pids}
+        start = self.start
+        shared = {} if start is None else shared_data(start.node_hosts, start.worker_data)
+        orders = {
+            local: replace(event.carried.get(local, Orders()), shared=shared)
+            for local in event.pids
+        }
         return self.barrier.start(event.generation, orders)
 
     def observe(self, event: ProgressObserved, start: Start, now: Instant) -> tuple[bool, bool]:
@@ -197,3 +214,13 @@ class Crew:
             Say(level="WARNING", text=f"rank {self.rank(it)} is {why}: it gets a new process")
             for it in sorted(local_ranks)
         ]
+
+
+def shared_data(hosts: tuple[str, ...], worker_data: Any) -> dict[str, Any]:
+    """Return what every waiting worker is told, in the HyperPod agent's field names.
+
+    Empty where no operator told anything, so that a start's frame stays small.
+    """
+    if worker_data is None:
+        return {}
+    return {"rank_ips": list(hosts), "aggregate_worker_data": worker_data}

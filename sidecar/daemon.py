@@ -25,6 +25,7 @@ from sidecar.events import (
     Effect,
     Event,
     InspectionTaken,
+    KeepTable,
     KillWorkers,
     PortReserved,
     ProgressObserved,
@@ -39,6 +40,7 @@ from sidecar.events import (
     WorkerExited,
     WorkersGone,
 )
+from sidecar.given_files import system_reason
 from sidecar.hardware.nvml import GpuInventory
 from sidecar.inspection import by_rank
 from sidecar.live_numbers import LiveNumbers
@@ -172,6 +174,7 @@ class _Sidecar:
         return {
             SpawnWorkers: self._spawn,
             KillWorkers: self._kill,
+            KeepTable: self._keep_table,
             DiscardState: lambda _: self._warm.start_over(),
             WatchLogs: self._watch_logs,
             TakeInspection: self._inspect,
@@ -332,6 +335,12 @@ class _Sidecar:
     def _kill(self, effect: KillWorkers) -> None:
         self._stopping = True
         self._launcher.kill(effect.generation, effect.grace_s, effect.keep)
+
+    def _keep_table(self, effect: KeepTable) -> None:
+        try:
+            self._launcher.keep_table(effect.table, effect.group_rank)
+        except OSError as error:  # the next start tries again, and says so where it cannot
+            log.error("the table of hosts was not written: %s", system_reason(error))  # noqa: TRY400
 
     def _watch_logs(self, effect: WatchLogs) -> None:
         written = self._launcher.log_files(effect.generation)

@@ -6,7 +6,7 @@ value: what came of it arrives later as an event.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from scout.hang import RankSnapshot
 from sidecar.api import (
@@ -19,6 +19,7 @@ from sidecar.api import (
     Start,
     StatusReport,
 )
+from sidecar.rank_table import RankTable
 from worker_shim.messages import Envelope, SidecarReply, WorkerMessage
 
 # --- events ---------------------------------------------------------------------------------
@@ -39,6 +40,8 @@ class Orders:
     envs: Mapping[str, str] = field(default_factory=dict)
     stdout: str | None = None
     stderr: str | None = None
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """What all workers of the job are told alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +249,14 @@ class DiscardState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepTable:
+    """Write the table of hosts down for scripts that read it; ``group_rank`` is this node's."""
+
+    table: RankTable
+    group_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchLogs:
     """Evaluate these rules (HyperPod field names) on the workers' output from now on.
 
@@ -317,6 +328,7 @@ Effect: TypeAlias = (
     SpawnWorkers
     | KillWorkers
     | DiscardState
+    | KeepTable
     | WatchLogs
     | TakeInspection
     | ReservePort

@@ -5,24 +5,36 @@ refusal names the field.  It opens no socket and obeys nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from sidecar.api import AgentState, CheckpointPointer, Start, StatusReport, Stop
+from sidecar.api import (
+    AgentState,
+    CheckpointPointer,
+    RankHost,
+    Start,
+    StatusReport,
+    Stop,
+    Update,
+)
 from sidecar.codec import to_plain
 from sidecar.field_errors import explained
 from sidecar.logs.rules import RuleError, parse_rules
 from sidecar.names import shown
+from sidecar.rank_table import Incomplete, RankTable, merged
 from sidecar.whole_numbers import whole_number
 from worker_shim.messages import RestartMode
 
 GRACE_DEFAULT_S: Final = 15.0
 """A graceful stop that names no ``timeout``."""
 GRACE_S_MAX: Final = 3600.0
+WORKER_DATA_BYTES_MAX: Final = 256 << 10
+"""What an operator may tell all workers: it has to fit a worker's frame, with its environment."""
+NO_TABLE: Final = RankTable()
+NOTHING_TOLD: Final[Mapping[str, str]] = MappingProxyType({})
 
 MODE_NAMES: Final[Mapping[str, RestartMode]] = MappingProxyType(
     {
@@ -94,41 +106,18 @@ class StopBody(msgspec.Struct):
     generation: _Natural | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Which host each rank's node has, as an HTTP client told it, under which version.
-
-    ``version`` is our own topology version, ``ip_version`` the client's token for it.
-    """
-
-    hosts: tuple[str, ...] = ()
-    version: int = 0
-    ip_version: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stale:
-    """An update that was made from another table than the one that stands here."""
-
-    reason: str
-
-
-def start_command(
-    body: Any, present: StatusReport, table: Table | None = None
-) -> tuple[Start, Table]:
-    """Return the command in a ``/start`` body, and the table that it makes.  Raises `BodyError`.
+def start_command(body: Any, present: StatusReport, table: RankTable = NO_TABLE) -> Start:
+    """Return the command in a ``/start`` body.  Raises `BodyError`.
 
     ``rankIps`` may hold what changed since ``table``, or be left out.
     """
-    known = table or Table()
     start = _convert(body, StartBody)
-    _check(start, known.hosts)
-    hosts = _hosts(start, known.hosts)
+    _check(start, table.hosts)
     newest = max(present.generation, present.stopped_generation)
-    command = Start(
+    return Start(
         generation=newest + 1 if start.generation is None else start.generation,
         topology_version=(
-            max(present.topology_version + 1, known.version)
+            max(present.topology_version + 1, table.version)
             if start.topology_version is None
             else start.topology_version
         ),
@@ -137,7 +126,9 @@ def start_command(
         master_addr=start.master_addr,
         master_port=_port(start.master_port),
         fault_count=start.fault_count,
-        node_hosts=hosts,
+        node_hosts=_hosts(start, table.hosts),
+        ip_version=start.ip_version or "",
+        worker_data=start.worker_data,
         checkpoints=tuple(
             CheckpointPointer(
                 prefix=prefix,
@@ -148,33 +139,28 @@ def start_command(
         ),
         log_rules=tuple(start.log_monitoring_configuration),
     )
-    token = start.ip_version or known.ip_version
-    return command, Table(hosts=hosts, version=command.topology_version, ip_version=token)
 
 
-def updated(body: Any, present: StatusReport, table: Table) -> Table | Stale:
-    """Return ``table`` after an ``/update``, or why it is stale.  Raises `BodyError`.
+def update_command(body: Any, table: RankTable) -> Update:
+    """Return the command in an ``/update`` body.  Raises `BodyError`.
 
-    ``rankIps`` may hold the changed ranks only, once a whole table is known.  Compare-and-set: the
-    update must be newer than what stands here, and where it names ``base_topology_version``, made
-    from exactly that.
+    ``rankIps`` may hold the changed ranks only, once a whole ``table`` is known.
     """
     update = _convert(body, UpdateBody)
     _check(update, table.hosts)
-    if update.generation is not None and update.generation < present.generation:
-        reason = f"generation {update.generation} is over, {present.generation} runs here"
-        return Stale(reason=reason)
-    known = max(table.version, present.topology_version)
-    base, version = update.base_topology_version, update.topology_version
-    if base is not None and base != known:
-        return Stale(reason=f"it was made from topology version {base}, {known} stands here")
-    if version is not None and version < known:
-        return Stale(reason=f"topology version {version} is older than {known}")
-    hosts = _hosts(update, table.hosts)
-    if version == table.version and hosts != table.hosts:
-        return Stale(reason=f"topology version {version} stands here with other addresses")
-    fresh = known + (hosts != table.hosts) if version is None else version
-    return Table(hosts=hosts, version=fresh, ip_version=update.ip_version or table.ip_version)
+    return Update(
+        group_rank=update.rank,
+        nnodes=update.nnodes,
+        master_addr=update.master_addr,
+        master_port=_port(update.master_port),
+        fault_count=update.fault_count,
+        changed=tuple(RankHost(rank=item.rank, host=item.ip) for item in update.rank_ips),
+        topology_version=update.topology_version,
+        base_topology_version=update.base_topology_version,
+        generation=update.generation,
+        ip_version=update.ip_version or "",
+        worker_data=update.worker_data,
+    )
 
 
 def stop_command(body: Any, present: StatusReport) -> Stop:
@@ -207,9 +193,12 @@ def status_body(
     *,
     agent_version: str,
     spare: bool,
-    table: Table,
+    table: RankTable,
+    worker_data: Mapping[str, str] = NOTHING_TOLD,
 ) -> dict[str, Any]:
     """Return the ``/status`` reply.  ``transitions`` are seconds since the epoch.
+
+    ``worker_data`` is what waiting ranks have to say, by global rank.
 
     As in the HyperPod agent, what is empty is left out, and single values travel as text.
     """
@@ -226,6 +215,7 @@ def status_body(
         "restartMode": (report.restart_mode or capability(report)).value,
         "rank_labels": labels,
         "ipversion": table.ip_version or str(max(table.version, report.topology_version)),
+        "worker_data": dict(worker_data),
         "progress": _node_progress(report),
         "agent_version": agent_version,
         "assigned_rank": assigned,
@@ -265,6 +255,8 @@ def _check(body: UpdateBody, known: tuple[str, ...]) -> None:
         raise BodyError("master_addr", "is required")
     _port(body.master_port)
     _hosts(body, known)
+    if len(msgspec.json.encode(body.worker_data)) > WORKER_DATA_BYTES_MAX:
+        raise BodyError("worker_data", f"is larger than {WORKER_DATA_BYTES_MAX} bytes as JSON")
     try:
         parse_rules(body.log_monitoring_configuration)
     except RuleError as error:
@@ -290,13 +282,10 @@ def _hosts(body: UpdateBody, known: tuple[str, ...]) -> tuple[str, ...]:
     given = {item.rank: item.ip for item in body.rank_ips}
     if len(given) != len(body.rank_ips) or any(rank >= body.nnodes for rank in given):
         raise BodyError("rankIps", f"must name each of the {body.nnodes} ranks once at most")
-    table = {**dict(enumerate(known[: body.nnodes])), **given}
-    if not table:
-        return ()
-    missing = [rank for rank in range(body.nnodes) if rank not in table]
-    if missing:
-        raise BodyError("rankIps", f"the table is incomplete: rank {missing[0]} has no address")
-    return tuple(table[rank] for rank in range(body.nnodes))
+    hosts = merged(known, given, body.nnodes)
+    if isinstance(hosts, Incomplete):
+        raise BodyError("rankIps", f"the table is incomplete: rank {hosts.rank} has no address")
+    return hosts
 
 
 def _listed() -> str:

@@ -15,6 +15,7 @@ from sidecar.hardware.node_watch import NodeWatch
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.live_numbers import LiveNumbers
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
+from sidecar.rank_table import RankTable
 from sidecar.startup import agent_version
 from sidecar.uplink import Uplink
 from sidecar.workers.ipc_server import WorkerServer
@@ -44,6 +45,14 @@ class NodeShown:
     def snapshot(self) -> StatusReport:
         """Return the node's state."""
         return self._core.snapshot(monotonic())
+
+    def rank_table(self) -> RankTable:
+        """Return which host the node of each group rank has."""
+        return self._core.hosts
+
+    def worker_data(self) -> Mapping[str, str]:
+        """Return what waiting ranks have to say to an operator, by global rank."""
+        return self._core.worker_data()
 
     def transitions(self) -> Mapping[AgentState, float]:
         """Return when each state was last entered, in seconds since the epoch."""

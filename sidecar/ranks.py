@@ -34,6 +34,8 @@ class Worker:
     labels: Mapping[str, str] = field(default_factory=dict)
     _process_states: str = ""
     scout: ScoutStatus | None = None
+    data: str | None = None
+    """What it has an operator know, until it runs its block."""
     limit: Limit | None = None
     """The silence allowed to it now, None while stalls are not judged."""
     usual_ns: int | None = None
@@ -72,7 +74,7 @@ class Worker:
 
     def carried(self) -> "Worker":
         """Return it as it goes into another generation: alive, with no step made."""
-        return Worker(pid=self.pid, attached=self.attached, labels=self.labels)
+        return Worker(pid=self.pid, attached=self.attached, labels=self.labels, data=self.data)
 
     def look(self, process_state: str | None) -> bool:
         """Take its state in ``/proc``.  Returns whether it can obey nothing at all.

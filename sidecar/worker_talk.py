@@ -1,9 +1,11 @@
 """What a worker's message means: the answer, and what is to be noted because of it."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from sidecar.api import FaultReport, Start
 from sidecar.checkpoints import CheckpointRecord, checkpoint_answer
+from sidecar.events import WorkerSpoke
 from sidecar.findings import corruption, reported_fault
 from sidecar.names import labels_problem
 from sidecar.ranks import Worker
@@ -15,6 +17,7 @@ from worker_shim.messages import (
     CheckpointSaved,
     Heartbeat,
     Init,
+    JobData,
     JobFault,
     LeftBlock,
     PastBarrier,
@@ -27,6 +30,9 @@ from worker_shim.messages import (
     WorkerMessage,
 )
 
+DATA_CHARS_MAX: Final = 4096
+"""What a rank may have an operator know; it is shown in every status."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
@@ -35,6 +41,17 @@ class Heard:
     reply: SidecarReply
     fault: FaultReport | None = None
     news: bool = False
+
+
+def stale(event: WorkerSpoke, generation: int) -> Refusal | None:
+    """Return the answer to a message of another generation than the one that runs, if it is one.
+
+    Who a worker is, that it lives and that it waits holds over generations.
+    """
+    said, seq = event.envelope.generation, event.envelope.seq
+    if said == generation or isinstance(event.message, Init | AtBarrier | JobData | Heartbeat):
+        return None
+    return Refusal(reply_to=seq, reason=f"generation {said} is over, {generation} runs now")
 
 
 def hear(
@@ -58,6 +75,12 @@ def hear(
                 return Heard(reply=Refusal(reply_to=seq, reason=f"labels: {unusable}"), news=fresh)
             worker.labels = message.labels
             return Heard(reply=done, news=True)
+        case JobData():
+            if len(message.data) > DATA_CHARS_MAX:
+                why = f"data: {len(message.data)} characters; {DATA_CHARS_MAX} are the most"
+                return Heard(reply=Refusal(reply_to=seq, reason=why), news=fresh)
+            worker.data = message.data
+            return Heard(reply=done, news=fresh)
         case CheckpointSaved():
             refusal = checkpoints.saved(
                 prefix=message.prefix,

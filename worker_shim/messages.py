@@ -180,6 +180,18 @@ class LeftBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobData:
+    """What this rank has an operator know before the next start, as a text that only both read.
+
+    Shown in the node's status until the rank runs its block.
+    """
+
+    TYPE: ClassVar[str] = "job_data"
+    local_rank: int
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousQuery:
     """Which place does this node have?  Asked by torchrun; answered by `RendezvousAnswer`."""
 
@@ -223,6 +235,21 @@ class JobStart:
     worker_envs: Mapping[str, str]
     stdout: str | None = None
     stderr: str | None = None
+    aggregate_worker_data: Mapping[str, Any] = field(default_factory=dict)
+    """``rank_ips``, the host of each group rank, and what an operator tells all workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRankInfo:
+    """This rank's place has changed while it waits at the barrier; a `JobStart` still follows.
+
+    It tells a framework early what it will have to prepare for; the start says all of it again.
+    """
+
+    TYPE: ClassVar[str] = "job_rank_info"
+    reply_to: int
+    worker_envs: Mapping[str, str]
+    aggregate_worker_data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,11 +315,14 @@ WorkerMessage = (
     | AtBarrier
     | PastBarrier
     | LeftBlock
+    | JobData
     | RendezvousQuery
     | Heartbeat
     | ScoutStatus
 )
-SidecarReply = Ack | Refusal | CheckpointAnswer | RendezvousAnswer | JobStart | JobHalt
+SidecarReply = (
+    Ack | Refusal | CheckpointAnswer | RendezvousAnswer | JobStart | JobRankInfo | JobHalt
+)
 
 WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
     cls.TYPE: cls
@@ -306,13 +336,15 @@ WORKER_MESSAGES: Final[Mapping[str, type[WorkerMessage]]] = {
         AtBarrier,
         PastBarrier,
         LeftBlock,
+        JobData,
         RendezvousQuery,
         Heartbeat,
         ScoutStatus,
     )
 }
 SIDECAR_REPLIES: Final[Mapping[str, type[SidecarReply]]] = {
-    cls.TYPE: cls for cls in (Ack, Refusal, CheckpointAnswer, RendezvousAnswer, JobStart, JobHalt)
+    cls.TYPE: cls
+    for cls in (Ack, Refusal, CheckpointAnswer, RendezvousAnswer, JobStart, JobRankInfo, JobHalt)
 }
 
 

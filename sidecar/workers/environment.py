@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sidecar.api import CheckpointPointer, Start
+from sidecar.api import CheckpointPointer, Start, Update
 from worker_shim.messages import (
     CHECKPOINTS_ENV,
     GENERATION_ENV,
@@ -45,27 +45,12 @@ def worker_environment(
     start: Start, place: WorkerPlace, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the whole environment of one worker of ``start``."""
-    rank = start.group_rank * place.nproc + place.local_rank
-    world_size = start.nnodes * place.nproc
     defaults = {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    ranks = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(place.local_rank),
-        "GROUP_RANK": str(start.group_rank),
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": ROLE_NAME,
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(place.nproc),
-        "GROUP_WORLD_SIZE": str(start.nnodes),
-        "ROLE_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": start.master_addr,
-        "MASTER_PORT": str(start.master_port),
-        "JOB_RESTART_COUNT": str(start.fault_count),
-        "TORCHELASTIC_RESTART_COUNT": str(start.fault_count),
+    launcher = {
         "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
         "TORCHELASTIC_RUN_ID": place.job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
@@ -79,7 +64,29 @@ def worker_environment(
         CHECKPOINTS_ENV: _chosen(start.checkpoints),
         LAUNCH_MARK_ENV: place.launch_mark,
     }
-    return {**defaults, **inherited, **ranks, **start.env, **ours}
+    ranks = rank_variables(start, place.local_rank, place.nproc)
+    return {**defaults, **inherited, **ranks, **launcher, **start.env, **ours}
+
+
+def rank_variables(start: Start | Update, local_rank: int, nproc: int) -> dict[str, str]:
+    """Return where one worker stands in its job, as torchrun's variables."""
+    rank = start.group_rank * nproc + local_rank
+    world_size = start.nnodes * nproc
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(start.group_rank),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": ROLE_NAME,
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_WORLD_SIZE": str(start.nnodes),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": str(start.master_port),
+        "JOB_RESTART_COUNT": str(start.fault_count),
+        "TORCHELASTIC_RESTART_COUNT": str(start.fault_count),
+    }
 
 
 def _chosen(checkpoints: Sequence[CheckpointPointer]) -> str:

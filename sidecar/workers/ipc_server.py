@@ -31,6 +31,7 @@ from worker_shim.messages import (
     Envelope,
     Heartbeat,
     Init,
+    JobData,
     Refusal,
     SidecarReply,
     WorkerMessage,
@@ -56,7 +57,7 @@ WRONG_RANK: Final = "wrong_rank"
 INVALID: Final = "invalid_message"
 ERROR_KINDS: Final = (BAD_FRAME, FOREIGN_PEER, STALE, WRONG_RANK, INVALID)
 
-_AT_REST: Final = (Init, AtBarrier, Heartbeat)
+_AT_REST: Final = (Init, AtBarrier, JobData, Heartbeat)
 """What a worker may say of an earlier generation of its own: nobody told it of the present one."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _LOG = logging.getLogger(__name__)

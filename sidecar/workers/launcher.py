@@ -22,6 +22,7 @@ from scout.progress import ProgressPageError
 from sidecar.api import Start
 from sidecar.events import Orders, SpawnFailed, WorkerExited, WorkersGone, WorkersSpawned
 from sidecar.evidence_format import redacted
+from sidecar.rank_table import RankTable
 from sidecar.workers.command import script_version
 from sidecar.workers.files import LogFiles, last_lines, open_rank_files
 from sidecar.workers.launch import LaunchSettings
@@ -114,7 +115,7 @@ class Launcher:
         started: list[Worker] = []
         carried: dict[int, Orders] = {}
         try:
-            write_resource_config(self._settings.resource_config, start)
+            self.keep_table(RankTable().started(start), start.group_rank)
             for local_rank in sorted(missing):
                 started.append(self._spawn_one(start, local_rank))  # noqa: PERF401 - kept on error
             for worker in living:
@@ -140,6 +141,10 @@ class Launcher:
                 generation=start.generation, pids=pids, carried=carried, script_version=version
             )
         )
+
+    def keep_table(self, table: RankTable, group_rank: int) -> None:
+        """Write the table of hosts for scripts that read it.  Raises `OSError`."""
+        write_resource_config(self._settings.resource_config, table, group_rank)
 
     def kill(self, generation: int, grace_s: float, keep: frozenset[int] = frozenset()) -> None:
         """End the workers of ``generation`` and older that are not of the local ranks ``keep``.

@@ -1,7 +1,8 @@
 """``pod_resourceconfig.json``: the table of node addresses, as scripts for HyperPod read it.
 
 Whole or not at all, also over a power cut: written aside, flushed to the disk, renamed, and the
-folder flushed.  ``ips`` is ordered by group rank, ``ips_timestamp`` is the topology version.
+folder flushed.  ``ips`` is ordered by group rank, ``ips_timestamp`` is the table's version, or the
+operator's own token for it.
 """
 
 import json
@@ -9,27 +10,29 @@ import os
 from pathlib import Path
 from typing import Final
 
-from sidecar.api import Start
+from sidecar.rank_table import RankTable
 
 NAME: Final = "pod_resourceconfig.json"
 
 
-def write_resource_config(folder: Path | None, start: Start) -> None:
-    """Write the table of ``start`` into ``folder``; without one, nothing.  Raises `OSError`."""
-    if folder is None or not start.node_hosts:
+def write_resource_config(folder: Path | None, table: RankTable, group_rank: int) -> None:
+    """Write ``table`` into ``folder``; without one, nothing.  Raises `OSError`.
+
+    ``group_rank`` is that of the node itself.
+    """
+    if folder is None or not table.hosts:
         return
-    hosts = start.node_hosts
-    own = hosts[start.group_rank] if start.group_rank < len(hosts) else None
-    table = {
-        "ips": list(hosts),
+    own = table.hosts[group_rank] if group_rank < len(table.hosts) else None
+    written = {
+        "ips": list(table.hosts),
         "current_pod_ip": own,
-        "ips_timestamp": str(start.topology_version),
+        "ips_timestamp": table.token,
     }
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{NAME}.{os.getpid()}"
     try:
         with draft.open("w", encoding="utf-8") as file:
-            json.dump(table, file)
+            json.dump(written, file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(folder / NAME)

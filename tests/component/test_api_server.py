@@ -210,6 +210,94 @@ async def inside(node: Node) -> int:
             await asyncio.sleep(0.01)
 
 
+PLAIN_CLIENT = """
+    import json, os, socket, struct, sys, time
+
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(os.environ["OUTRIDER_WORKER_SOCKET"])
+    head = {"client_id": "c", "local_rank": 0}
+
+    def say(kind, **fields):
+        data = json.dumps({"type": kind, **head, **fields}).encode()
+        link.sendall(struct.pack(">I", len(data)) + data)
+
+    def hear():
+        size = struct.unpack(">I", link.recv(4, socket.MSG_WAITALL))[0]
+        return json.loads(link.recv(size, socket.MSG_WAITALL))
+
+    def until(kind):
+        while (heard := hear())["type"] != kind:
+            print(json.dumps(heard), flush=True)
+        print(json.dumps(heard), flush=True)
+        return heard
+
+    say("init")
+    while True:
+        say("job_data", rank=0, data="my address")
+        say("at_rcb_barrier")
+        until("job_start")
+        say("past_rcb_barrier")
+        until("job_fault")
+    """
+
+
+def _output(tmp_path: Path) -> str:
+    return "".join(it.read_text() for it in sorted(tmp_path.rglob("stdout.log")))
+
+
+async def heard_by(tmp_path: Path, kind: str, count: int) -> list[dict[str, Any]]:
+    """Wait until the plain client printed so many messages of a kind; return them."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            text = _output(tmp_path)
+            lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+            found = [line for line in lines if line["type"] == kind]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.02)
+
+
+def test_a_client_of_the_other_protocol_is_told_its_new_place_while_it_waits(tmp_path):
+    """Both ends speak only the HyperPod agent's words: an HTTP operator and a plain worker."""
+    folder = tmp_path / "config"
+    written = folder / "pod_resourceconfig.json"
+
+    async def scenario(node: Node, _: object) -> None:
+        await node.until("ready")
+        await node.post("/start", START)
+        await heard_by(tmp_path, "job_start", 1)
+        await inside(node)
+        await node.post("/stop")
+        status = await node.until("ready")
+        assert status["worker_data"] == {"0": "my address"}
+        moved = {
+            **START,
+            "nnodes": 2,
+            "rank": 1,
+            "master_addr": "10.0.0.9",
+            "ipVersion": "8",
+            "rankIps": [{"rank": 0, "ip": "10.0.0.9"}, {"rank": 1, "ip": "127.0.0.1"}],
+            "worker_data": {"0": "theirs"},
+        }
+        code, status = await node.post("/update", moved)
+        assert (code, status["ipversion"], status["status"]) == (200, "8", "ready")
+        table = json.loads(written.read_text())
+        assert table["ips"] == ["10.0.0.9", "127.0.0.1"]
+        assert (table["current_pod_ip"], table["ips_timestamp"]) == ("127.0.0.1", "8")
+        (told,) = await heard_by(tmp_path, "job_rank_info", 1)
+        assert (told["worker_envs"]["RANK"], told["worker_envs"]["WORLD_SIZE"]) == ("1", "2")
+        assert told["aggregate_worker_data"]["aggregate_worker_data"] == {"0": "theirs"}
+        code, _ = await node.post("/start", {**moved, "rankIps": []})
+        assert code == 200
+        started = (await heard_by(tmp_path, "job_start", 2))[-1]
+        assert started["worker_envs"]["MASTER_ADDR"] == "10.0.0.9"
+        assert started["aggregate_worker_data"]["rank_ips"] == ["10.0.0.9", "127.0.0.1"]
+        late = {**moved, "base_topology_version": 1, "topology_version": 9}
+        assert (await node.post("/update", late))[0] == 409
+
+    run(config_of(tmp_path, PLAIN_CLIENT, resource_config_dir=str(folder)), scenario)
+
+
 def test_a_worker_that_dies_at_the_barrier_gets_a_new_process_at_the_next_start(tmp_path):
     """The start would wait for ever for a process that is gone, or be given to its number."""
 

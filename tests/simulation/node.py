@@ -34,6 +34,7 @@ from sidecar.events import (
     EvidenceTaken,
     HardwareFinding,
     InspectionTaken,
+    KeepTable,
     KillWorkers,
     LogFinding,
     Orders,
@@ -337,7 +338,7 @@ class Node:
                 self.crash(silent=False)
             case AnswerWorker():
                 self._answer(effect)
-            case Reply() | WatchLogs() | Say() | DiscardState():
+            case Reply() | WatchLogs() | Say() | DiscardState() | KeepTable():
                 pass
 
     def _report(self, message: StatusReport | ProgressReport | EvidenceReport) -> None:
@@ -351,6 +352,8 @@ class Node:
 
     def _spawn(self, start: Start, keep: frozenset[int]) -> None:
         self._spawning = None
+        assert len(start.node_hosts) == start.nnodes, "a start with a whole table of hosts"
+        assert start.node_hosts[start.group_rank] == f"10.0.0.{self.name}", "and a true one"
         if self._ending is not None or self.spawn_fails > 0:
             self.spawn_fails = max(0, self.spawn_fails - 1)
             why = "cannot start a worker: No space left on device"

@@ -64,8 +64,10 @@ def keep_the_topology_version(patch: pytest.MonkeyPatch) -> None:
     """Move ranks without saying so."""
     real = memory.Memory.world_given
 
-    def silent(self: memory.Memory, world: tuple[str, ...], now_ns: int) -> None:
-        real(self, world, now_ns)
+    def silent(
+        self: memory.Memory, world: tuple[str, ...], hosts: tuple[str, ...], now_ns: int
+    ) -> None:
+        real(self, world, hosts, now_ns)
         self.change(replace(self.state, topology_version=1))
 
     patch.setattr(memory.Memory, "world_given", silent)
@@ -91,8 +93,10 @@ def go_back_in_numbers(patch: pytest.MonkeyPatch) -> None:
     """Give a generation's number twice."""
     real = memory.Memory.world_given
 
-    def again(self: memory.Memory, world: tuple[str, ...], now_ns: int) -> None:
-        real(self, world, now_ns)
+    def again(
+        self: memory.Memory, world: tuple[str, ...], hosts: tuple[str, ...], now_ns: int
+    ) -> None:
+        real(self, world, hosts, now_ns)
         if self.state.generation == 2:
             self.change(replace(self.state, generation=0))
 

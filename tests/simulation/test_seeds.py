@@ -49,6 +49,11 @@ def test_every_checker_had_something_to_look_at() -> None:
     assert set(looked) == set(NAMES)
 
 
+def test_survivors_are_told_what_changed_of_the_table_of_hosts() -> None:
+    """Each simulated node checks its table at every start; here, that the short way is taken."""
+    assert any("Update" in result(seed).commands for seed in SEEDS)
+
+
 def test_a_run_without_faults_takes_no_action() -> None:
     """A tool that restarts a healthy job costs more than the faults it was bought for."""
     found = simulate(1, NODES, ())

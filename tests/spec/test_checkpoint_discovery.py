@@ -7,7 +7,8 @@ from coordinator.checkpoint_choice import CheckpointLedger
 from sidecar.agent import AgentConfig, AgentCore
 from sidecar.api import Start
 from sidecar.events import CommandReceived, PortReserved, WorkerSpoke
-from sidecar.http_bodies import Table, status_body
+from sidecar.http_bodies import status_body
+from sidecar.rank_table import RankTable
 from worker_shim.messages import CheckpointInit, CheckpointSaved, Envelope
 
 NPROC = 2
@@ -66,7 +67,7 @@ def test_the_operator_can_query_each_agents_status():
     agent = an_agent(0)
     saves(agent, 0, 10, 20)
     saves(agent, 1, 10)
-    body = status_body(agent.snapshot(0), {}, agent_version="1", spare=False, table=Table())
+    body = status_body(agent.snapshot(0), {}, agent_version="1", spare=False, table=RankTable())
     assert body["progress"] == {"run": {"progressCount": 10, "progressData": "/ckpt/10"}}
 
 

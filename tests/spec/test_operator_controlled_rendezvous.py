@@ -5,7 +5,8 @@ import pytest
 from coordinator.rank_assignment import Assignment, assign
 from coordinator.topology import Topology
 from sidecar.api import AgentState, StatusReport
-from sidecar.http_bodies import BodyError, Stale, Table, start_command, status_body, updated
+from sidecar.http_bodies import BodyError, start_command, status_body, update_command
+from sidecar.rank_table import RankTable, Stale, updated
 from sidecar.workers.environment import WorkerPlace, worker_environment
 
 START = {
@@ -37,12 +38,22 @@ def an_update(**more):
     return plain | {"rankIps": []} | more
 
 
+def started(**more) -> RankTable:
+    """Return a node's table after its first start over HTTP."""
+    return RankTable().started(start_command({**START, **more}, a_status()))
+
+
+def after_update(table: RankTable, body) -> RankTable | Stale:
+    """Return a node's table after an update over HTTP, or why it stays as it is."""
+    return updated(table, update_command(body, table), generation=0)
+
+
 def test_a_start_carries_the_topology_that_the_operator_determined():
     """Workers receive their assignment as input and compute nothing together."""
-    command, table = start_command(START, a_status())
+    command = start_command(START, a_status())
     assert (command.group_rank, command.nnodes) == (1, 2)
     assert (command.master_addr, command.master_port) == ("10.0.0.1", 29500)
-    assert command.node_hosts == table.hosts == ("10.0.0.1", "10.0.0.2")
+    assert command.node_hosts == ("10.0.0.1", "10.0.0.2")
     place = WorkerPlace(
         local_rank=1,
         nproc=4,
@@ -60,38 +71,34 @@ def test_a_start_carries_the_topology_that_the_operator_determined():
 
 def test_an_update_sends_only_the_ranks_that_have_changed():
     """A whole table for each of thousands of nodes is most of the traffic of a recovery."""
-    _, table = start_command(START, a_status())
-    changed = updated(
-        an_update(rankIps=[{"rank": 0, "ip": "10.0.0.9"}], ipVersion="8"), a_status(), table
-    )
-    assert isinstance(changed, Table)
+    body = an_update(rankIps=[{"rank": 0, "ip": "10.0.0.9"}], ipVersion="8")
+    changed = after_update(started(), body)
+    assert isinstance(changed, RankTable)
     assert changed.hosts == ("10.0.0.9", "10.0.0.2")
     body = status_body(a_status(), {}, agent_version="1", spare=False, table=changed)
     assert body["ipversion"] == "8"
     # The next start need not repeat it.
-    again, _ = start_command({**START, "rankIps": []}, a_status(), changed)
+    again = start_command({**START, "rankIps": []}, a_status(), changed)
     assert again.node_hosts == changed.hosts
     with pytest.raises(BodyError, match="rank 1 has no address"):
-        updated(an_update(rankIps=[{"rank": 0, "ip": "x"}]), a_status(), Table())
+        after_update(RankTable(), an_update(rankIps=[{"rank": 0, "ip": "x"}]))
 
 
 def test_the_version_is_an_optimistic_lock():
     """Two updates that were made from the same table must not both win, in whatever order."""
-    _, table = start_command({**START, "topology_version": 3}, a_status())
+    table = started(topology_version=3)
     one = an_update(rankIps=[{"rank": 0, "ip": "a"}], base_topology_version=3, topology_version=4)
     two = an_update(rankIps=[{"rank": 1, "ip": "b"}], base_topology_version=3, topology_version=4)
-    first = updated(one, a_status(), table)
-    assert isinstance(first, Table)
-    lost = updated(two, a_status(), first)
+    first = after_update(table, one)
+    assert isinstance(first, RankTable)
+    lost = after_update(first, two)
     assert isinstance(lost, Stale)
     assert lost.reason == "it was made from topology version 3, 4 stands here"
-    assert updated(one | {"base_topology_version": 4}, a_status(), first) == first
-    older = updated(an_update(topology_version=2), a_status(), first)
+    assert after_update(first, one) == first  # told twice
+    older = after_update(first, an_update(topology_version=2))
     assert isinstance(older, Stale)
     blind = an_update(rankIps=[{"rank": 1, "ip": "b"}], topology_version=4)
-    assert isinstance(updated(blind, a_status(), first), Stale)
-    newer = a_status(topology_version=9)
-    assert isinstance(updated(one, newer, table), Stale)
+    assert isinstance(after_update(first, blind), Stale)
 
 
 def test_rank_assignment_is_deterministic_and_preserved_across_restarts():

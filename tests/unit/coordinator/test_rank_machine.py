@@ -49,7 +49,7 @@ class RankMachine(RuleBasedStateMachine):
         moved = {move.group_rank for move in given.moves}
         assert moved == set(range(len(before))) - set(stay), "and nobody else moves"
         assert set(given.world) <= self.alive
-        self.memory.world_given(given.world, now_ns=1)
+        self.memory.world_given(given.world, given.world, now_ns=1)
         version = self.memory.state.topology_version
         assert self.worlds.setdefault(version, given.world) == given.world, "one world a version"
         assert version == max(self.worlds), "versions only grow"
