@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from scout.clock import Instant
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import AgentState, Start
 from sidecar.events import CommandReceived, LogFinding, PortReserved, WorkersSpawned
 from sidecar.logs.tail import LogWatcher

@@ -11,7 +11,8 @@ from typing import Final
 from coordinator.incidents import Incident
 from coordinator.stack_groups import group_stacks
 from coordinator.wording import natural_key, one_line, rank_list
-from sidecar.api import EvidenceReport, RankEvidence
+from sidecar.api import EvidenceReport
+from sidecar.rank_evidence import RankEvidence
 
 WHOLE_RANKS_MAX: Final = 4
 """Ranks whose whole evidence is kept: the culprit, some who stand apart, or one for all."""

@@ -10,7 +10,7 @@ from coordinator.markdown import code, safe, table
 from coordinator.positions import marks
 from coordinator.wording import rank_list
 from scout.hang import RankSnapshot
-from sidecar.api import ProcessFacts
+from sidecar.rank_evidence import ProcessFacts
 
 POSITIONS_SHOWN_MAX: Final = 64
 """Rows of the vector of positions; the marked ones are always among them."""

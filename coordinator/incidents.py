@@ -11,7 +11,8 @@ from typing import Final
 
 from scout.hang import RankSnapshot
 from scout.verdict import Evidence
-from sidecar.api import FaultKind, FaultReport, RankEvidence
+from sidecar.api import FaultKind, FaultReport
+from sidecar.rank_evidence import RankEvidence
 from worker_shim.messages import RestartMode
 
 SCHEMA_VERSION: Final = 1

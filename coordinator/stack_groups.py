@@ -10,7 +10,7 @@ from typing import Final
 
 from coordinator.incidents import StackGroup
 from coordinator.wording import one_line
-from sidecar.api import RankEvidence
+from sidecar.rank_evidence import RankEvidence
 
 GROUPS_MAX: Final = 12
 """Groups kept: with more, nobody stands out by where it is."""

@@ -6,10 +6,10 @@ effects go out, and what became of an effect comes back as an event.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from scout.clock import SECOND, Duration, Instant, after, seconds
+from sidecar.agent_config import AgentConfig
 from sidecar.api import (
     AgentState,
     Command,
@@ -72,16 +72,6 @@ from worker_shim.messages import AtBarrier, LeftBlock, PastBarrier, RestartMode,
 SHUTDOWN_MAX: Final = Duration(10 * SECOND)
 """A shutdown ends within this time whatever the workers do."""
 _LIVE: Final = (AgentState.RUNNING, AgentState.FAULTED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """What the agent is told about itself once."""
-
-    job: str
-    node: str
-    incarnation: str
-    nproc_per_node: int
 
 
 class AgentCore:

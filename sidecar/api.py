@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, TypeAlias
 
 from scout.hang import RankSnapshot
+from sidecar.rank_evidence import RankEvidence
 from worker_shim.messages import MODEL_CHECKPOINT, RestartMode, ScoutStatus
 
 PROTOCOL_VERSION: Final = 1
@@ -221,50 +222,6 @@ class ProgressReport:
     """Global rank (as text) -> last lines of its output, oldest first, bounded."""
     evidence_follows: bool = False
     """An `EvidenceReport` of the same round is under way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadStack:
-    """One thread of a worker.  ``frames`` are ``function (file:line)``, the innermost first."""
-
-    name: str
-    main: bool
-    frames: tuple[str, ...]
-    active: bool = False
-    """It was running, not waiting."""
-    holds_gil: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
-    """What the kernel says of a worker's process.  None is "not known"."""
-
-    state: str
-    """The letter of ``/proc/<pid>/stat``."""
-    waits_in: str | None = None
-    """The kernel function in which the main thread sleeps."""
-    threads: int | None = None
-    resident_bytes: int | None = None
-    open_files: int | None = None
-    memory_used_bytes: int | None = None
-    """Of its control group, as is the limit; a limit of None is none."""
-    memory_limit_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvidence:
-    """What a rank looked like before it was stopped, bounded and without secrets.
-
-    ``missing`` says for each part that could not be had why, in one sentence.
-    """
-
-    threads: tuple[ThreadStack, ...] = ()
-    """The main thread first."""
-    process: ProcessFacts | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    flight_record: tuple[str, ...] = ()
-    """The last collectives as torch recorded them, oldest first."""
-    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from sidecar.api import (
     ExitCause,
     FaultKind,
     ProgressReport,
-    RankEvidence,
     Start,
     StatusReport,
 )
+from sidecar.rank_evidence import RankEvidence
 from sidecar.rank_table import RankTable
 from worker_shim.messages import Envelope, SidecarReply, WorkerMessage
 

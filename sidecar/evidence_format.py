@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from sidecar.api import ProcessFacts, RankEvidence, ThreadStack
+from sidecar.rank_evidence import ProcessFacts, RankEvidence, ThreadStack
 
 T = TypeVar("T", ThreadStack, tuple[str, str], str)
 

@@ -14,11 +14,11 @@ from sidecar.api import (
     EvidenceReport,
     Hello,
     ProgressReport,
-    RankEvidence,
     StatusReport,
     Upward,
 )
 from sidecar.codec import MESSAGE_BYTES_MAX, encode
+from sidecar.rank_evidence import RankEvidence
 
 M = TypeVar("M", StatusReport, ProgressReport, EvidenceReport)
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from sidecar.agent import AgentConfig
+from sidecar.agent_config import AgentConfig
 from sidecar.api import PROTOCOL_VERSION, Hello
 from sidecar.api_server import ApiServer
 from sidecar.config import NodeConfig, check_node_config

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sidecar.api import ProcessFacts, RankEvidence, ThreadStack
 from sidecar.events import EvidenceTaken, TakeInspection
 from sidecar.evidence_format import StackError, bounded, flight_lines, no_stacks, stacks
 from sidecar.evidence_format import process_facts as facts_of
+from sidecar.rank_evidence import ProcessFacts, RankEvidence, ThreadStack
 from sidecar.workers.processes import GONE, process_state
 from sidecar.workers.worker import Worker
 

@@ -27,14 +27,8 @@ from coordinator.journal_format import DurableState
 from coordinator.phases import JobPhase
 from scout.hang import Phase, RankSnapshot
 from scout.verdict import Evidence
-from sidecar.api import (
-    CheckpointPointer,
-    FaultKind,
-    FaultReport,
-    ProcessFacts,
-    RankEvidence,
-    Scope,
-)
+from sidecar.api import CheckpointPointer, FaultKind, FaultReport, Scope
+from sidecar.rank_evidence import ProcessFacts, RankEvidence
 from worker_shim.messages import RestartMode
 
 pytestmark = pytest.mark.component

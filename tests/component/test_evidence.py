@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.api import RankEvidence
 from sidecar.events import EvidenceTaken, TakeInspection
+from sidecar.rank_evidence import RankEvidence
 from sidecar.workers import evidence as module
 from sidecar.workers.evidence import EvidenceCapture
 from sidecar.workers.files import LogFiles

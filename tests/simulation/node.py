@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from scout.clock import Instant, after, seconds
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import (
     PROTOCOL_VERSION,
     Downward,
@@ -19,10 +20,8 @@ from sidecar.api import (
     Goodbye,
     Hello,
     ProgressReport,
-    RankEvidence,
     Start,
     StatusReport,
-    ThreadStack,
     Welcome,
 )
 from sidecar.events import (
@@ -55,6 +54,7 @@ from sidecar.events import (
     WorkerSpoke,
     WorkersSpawned,
 )
+from sidecar.rank_evidence import RankEvidence, ThreadStack
 from tests.simulation.network import Link, Network
 from tests.simulation.training import PREFIX, Hang, Training, Worker
 from tests.simulation.world import Timer, World

@@ -4,7 +4,8 @@ Two real agent cores and the real ledger; what travels between them is a status 
 """
 
 from coordinator.checkpoint_choice import CheckpointLedger
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import Start
 from sidecar.events import CommandReceived, PortReserved, WorkerSpoke
 from sidecar.http_bodies import status_body

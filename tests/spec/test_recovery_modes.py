@@ -5,7 +5,8 @@ A real agent core; what its shells would do is answered by hand.
 
 from coordinator.journal_format import Restart
 from coordinator.restart_depth import LevelBudgets, depth
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import AgentState, ExitCause, Start, Stop
 from sidecar.events import (
     AnswerWorker,

@@ -20,7 +20,8 @@ from coordinator.incidents import (
 )
 from scout.hang import RankSnapshot
 from scout.verdict import Evidence
-from sidecar.api import FaultKind, FaultReport, ProcessFacts, RankEvidence, Scope
+from sidecar.api import FaultKind, FaultReport, Scope
+from sidecar.rank_evidence import ProcessFacts, RankEvidence
 from worker_shim.messages import RestartMode
 
 NOW = 1_800_000_000 * 1_000_000_000

@@ -9,7 +9,8 @@ from coordinator.journal_format import decode_incident, encode_incident
 from coordinator.positions import APART, CULPRIT, marks
 from coordinator.stack_groups import FRAMES_MAX, GROUPS_MAX, group_stacks
 from scout.hang import RankSnapshot
-from sidecar.api import EvidenceReport, FaultKind, ProcessFacts, RankEvidence, ThreadStack
+from sidecar.api import EvidenceReport, FaultKind
+from sidecar.rank_evidence import ProcessFacts, RankEvidence, ThreadStack
 
 WAITING = ("all_reduce (torch/distributed.py:1)", "step (train.py:40)")
 LOADING = ("read (data.py:7)", "step (train.py:31)")

@@ -4,15 +4,8 @@ from coordinator.incidents import IncidentPhase
 from coordinator.phases import JobPhase
 from scout.clock import seconds
 from scout.hang import RankSnapshot
-from sidecar.api import (
-    EvidenceReport,
-    FaultKind,
-    Inspect,
-    ProgressReport,
-    RankEvidence,
-    Stop,
-    ThreadStack,
-)
+from sidecar.api import EvidenceReport, FaultKind, Inspect, ProgressReport, Stop
+from sidecar.rank_evidence import RankEvidence, ThreadStack
 from tests.unit.coordinator.test_job import (
     STALL_S,
     Bench,

@@ -6,7 +6,8 @@ import pytest
 
 from scout.clock import SECOND, Instant
 from scout.hang import RankSnapshot
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import (
     AgentState,
     CheckpointPointer,

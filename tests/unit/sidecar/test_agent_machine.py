@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scout.clock import SECOND, Instant
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import AgentState, ExitCause, Shutdown, Start, Stop
 from sidecar.events import (
     AnswerWorker,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.api import UPWARD, EvidenceReport, RankEvidence, ThreadStack
+from sidecar.api import UPWARD, EvidenceReport
 from sidecar.codec import decode, encode
 from sidecar.evidence_format import (
     FRAMES_MAX,
@@ -18,6 +18,7 @@ from sidecar.evidence_format import (
     redacted,
     stacks,
 )
+from sidecar.rank_evidence import RankEvidence, ThreadStack
 
 PID = 4711
 

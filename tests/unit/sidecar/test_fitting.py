@@ -12,14 +12,13 @@ from sidecar.api import (
     FaultReport,
     Hello,
     ProgressReport,
-    RankEvidence,
     RankStatus,
     Scope,
     StatusReport,
-    ThreadStack,
 )
 from sidecar.codec import decode, encode
 from sidecar.fitting import FAULTS_KEPT, LEFT_OUT, fitted
+from sidecar.rank_evidence import RankEvidence, ThreadStack
 
 LONG = "x" * 5_000
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from sidecar.agent import AgentConfig, AgentCore
+from sidecar.agent import AgentCore
+from sidecar.agent_config import AgentConfig
 from sidecar.api import RankHost, Start, Stop, Update
 from sidecar.events import (
     AnswerWorker,
