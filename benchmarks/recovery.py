@@ -267,6 +267,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50, help="faults of each kind for Outrider")
     parser.add_argument("--peer-trials", type=int, default=5, help="and for everybody else")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     peers, notes = installed_peers()
     quiet = campaign("", args.trials, args.peer_trials, peers)
     with busy_cores():

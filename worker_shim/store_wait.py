@@ -1,8 +1,10 @@
 """Waiting for the rank that hosts torch's store where a call back can reach: in Python.
 
-Torch's own store connects in C++, sleeps between two tries for longer each time, and takes a signal
-for one more failed try.  A rank whose peer died before it opened the store would sit there until
-the process group's timeout.  Here it waits for the port first, and torch connects at once then.
+Torch's own store connects in C++, sleeps between two tries for half a second and longer each time,
+and takes a signal for one more failed try.  Warm workers begin within milliseconds of each other,
+and half of the time that is when rank 0 does not listen yet; and in a block that is called off, a
+rank whose peer died before it opened the store would sit there until the process group's timeout.
+Here it waits for the port first, and torch connects at once then.
 """
 
 import inspect
@@ -22,16 +24,18 @@ PAUSE_S_MIN: Final = 0.01
 PAUSE_S_MAX: Final = 0.5
 """Between two tries, doubled from the one to the other: rank 0 imports for seconds, and thousands
 of ranks wait for it."""
+OUTSIDE_S_MAX: Final = 10.0
+"""Longest wait outside of a block: after it torch waits as long as the script told it to."""
 DIAL_S_MAX: Final = 1.0
 """Longest wait for one answer of a host that does not refuse."""
 
 
 class StoreWait:
-    """The wait of this process's main thread for a store; only while a block runs."""
+    """The wait of this process's main thread for a store."""
 
     def __init__(self) -> None:
         self.leave_if_called_off: Callable[[], object] | None = None
-        """Raises once the block is to be left.  None outside of a block, where torch waits."""
+        """Raises once the block is to be left.  None outside of a block."""
 
     def install(self, patches: Patches, rendezvous: ModuleType) -> None:
         """Wait before torch creates the store of ``env://`` and ``tcp://``."""
@@ -54,12 +58,15 @@ class StoreWait:
 
         Raises what `leave_if_called_off` raises.
         """
-        leave, pause_s = self.leave_if_called_off, PAUSE_S_MIN
-        if leave is None or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return
-        deadline = time.monotonic() + timeout.total_seconds()
+        leave, pause_s, limit_s = self.leave_if_called_off, PAUSE_S_MIN, timeout.total_seconds()
+        if leave is None:
+            limit_s = min(limit_s, OUTSIDE_S_MAX)
+        deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0:
-            leave()
+            if leave is not None:
+                leave()
             try:
                 socket.create_connection((host, port), min(DIAL_S_MAX, left_s)).close()
             except OSError:

@@ -24,6 +24,8 @@ from sidecar.workers.zygote import LENGTH
 DEFAULT_MODULES: Final = ("torch", "torch._dynamo", "torch.distributed.tensor")
 """What a DDP script loads before its first step.  The second and third are what the
 DistributedDataParallel constructor imports when it is first called."""
+GUEST: Final = "worker_shim.warm"
+"""Loaded last, when all that the script may have imported by name is there."""
 MEMORY_MIB_MAX: Final = 2048
 """Largest resident size of a zygote.  torch takes 0.3 GiB; above this it is not worth its keep."""
 ANSWER_S_MAX: Final = 5.0
@@ -94,7 +96,7 @@ class WarmPool:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [
                     *(sys.executable, "-u", "-m", "sidecar.workers.zygote"),
-                    *(str(theirs.fileno()), *modules),
+                    *(str(theirs.fileno()), *modules, GUEST),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

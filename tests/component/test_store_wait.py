@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from worker_shim import store_wait
 from worker_shim.store_wait import StoreWait
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(120)]
@@ -67,11 +68,22 @@ def test_it_ends_with_the_timeout_that_torch_has_and_lets_torch_say_so():
     assert looks
 
 
-def test_outside_of_a_block_torch_waits_by_itself():
-    """A script without a block must not be touched."""
+def test_outside_of_a_block_torch_has_the_last_word(monkeypatch):
+    """Nothing calls such a wait off: it must not be longer than it helps."""
+    monkeypatch.setattr(store_wait, "OUTSIDE_S_MAX", 0.05)
     wait = StoreWait()
     wait.wait("127.0.0.1", free_port(), HOUR)
     assert wait.leave_if_called_off is None
+
+
+def test_outside_of_a_block_it_goes_on_once_somebody_listens():
+    """A warm worker that is faster than rank 0 would sleep half a second in torch's own wait."""
+    wait = StoreWait()
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        wait.wait("127.0.0.1", store.getsockname()[1], HOUR)
+        connection, _ = store.accept()
+        with connection:
+            assert connection.recv(1) == b""
 
 
 SCRIPT = """

@@ -24,7 +24,7 @@ print(json.dumps({
     "argv": sys.argv, "path": sys.path[0], "name": __name__, "file": __file__,
     "rank": os.environ.get("RANK"), "gone": os.environ.get("ONLY_BEFORE"), "cwd": os.getcwd(),
     "pid": os.getpid(), "session": os.getsid(0), "parent": os.getppid(),
-    "random": random.random(), "warm": "colorsys" in sys.modules,
+    "random": random.random(), "warm": {"colorsys", "worker_shim.attachment"} <= set(sys.modules),
     "main": sys.modules["__main__"].__dict__ is globals(),
 }))
 """
