@@ -32,9 +32,9 @@ log = logging.getLogger("outrider.process")
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Awaitable[int]], *, sigterm: int) -> int:
-    """Run ``main`` with an event that SIGINT, SIGTERM and SIGHUP set; return its status.
+    """Run ``main`` with an event that SIGINT and `asks_to_leave` set; return its status.
 
-    ``sigterm`` is the exit status after the latter two: 0 for a service that was asked to leave,
+    ``sigterm`` is the exit status after any but SIGINT: 0 for a service that was asked to leave,
     `TERMINATED` for work that was not finished.  Raises `UserError` when there are too few files.
     """
     reason = allow_files(0)

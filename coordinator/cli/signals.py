@@ -1,6 +1,7 @@
-"""Which signals ask a command to leave, beside Ctrl-C: a scheduler's, and a terminal's that closes.
+r"""Which signals ask a command to leave, beside Ctrl-C.
 
-A signal that was ignored before we were started, as under ``nohup``, stays ignored.
+They are a scheduler's, that of a terminal that closes, and Ctrl-\.  A signal that was
+ignored before we were started, as under ``nohup``, stays ignored.
 """
 
 import signal
@@ -12,8 +13,8 @@ from coordinator.cli.errors import TERMINATED
 
 def asks_to_leave() -> tuple[signal.Signals, ...]:
     """Return those signals that somebody may send us."""
-    both = (signal.SIGTERM, signal.SIGHUP)
-    return tuple(number for number in both if signal.getsignal(number) is not signal.SIG_IGN)
+    all_of_them = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    return tuple(number for number in all_of_them if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def leave_politely() -> None:

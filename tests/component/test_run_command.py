@@ -197,7 +197,8 @@ def test_every_run_keeps_its_output_and_its_incidents_and_says_where(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGQUIT, 143)],
 )
 def test_a_signal_ends_everything_that_was_started(
     tmp_path: Path,
