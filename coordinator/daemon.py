@@ -37,6 +37,7 @@ from coordinator.outbox import Outbox
 from coordinator.phases import JobPhase
 from coordinator.settings import JobSettings
 from coordinator.streams import drop
+from coordinator.url_file import UrlFile
 from coordinator.wording import one_line
 from sidecar.drive import drive, monotonic
 from sidecar.file_limit import allow_files
@@ -53,7 +54,6 @@ HANDLERS_END_S: Final = 1.0
 """Longest wait for open HTTP requests at the end."""
 LEDGER_KEPT_EVERY_S: Final = 15.0
 """Between two writes of the job's accounts: as often as they are scraped."""
-URL_NAME: Final = "coordinator.url"
 
 log = logging.getLogger("outrider.coordinator")
 Announce = Callable[[str], None]
@@ -133,6 +133,7 @@ class _Coordinator:
         self._offenders = offenders
         self._trail = AuditTrail(journal, settings.job)
         self._history = History()
+        self._url_file = UrlFile(config.state_dir)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS_MAX)
         self._core = JobCore(settings, state, wall_offset_ns, now, strikes)
         self._meter = Meter(self._core, ledger, wall_offset_ns, now)
@@ -179,17 +180,15 @@ class _Coordinator:
         runner = _runner(self._application(api))
         await runner.setup()
         numbers = _runner(_numbers_only(api))
-        url_file = self._config.state_dir / URL_NAME
-        _remove(url_file)  # left by one that was killed
+        self._url_file.clear()
         try:
             url = await listen(runner, self._config.door)
             await listen_for_scrapes(numbers, self._config.door)
-            _write_whole(url_file, f"{url}\n")
+            self._url_file.write(url)
             listening(url)
             return await self._until_the_end(stop)
         finally:
-            with suppress(OSError):
-                url_file.unlink(missing_ok=True)
+            self._url_file.withdraw()
             await self._fleet.close()
             await numbers.cleanup()
             await runner.cleanup()
@@ -280,9 +279,11 @@ class _Coordinator:
     async def _write_ledger(self) -> None:
         ledger = self._meter.look(monotonic()).copy()
         await self._journal.keep_ledger(self._config.settings.job, ledger)
+        await asyncio.to_thread(self._url_file.keep)
 
     async def _commit(self, state: DurableState, incidents: Sequence[Incident]) -> None:
         await self._journal.commit(state, *incidents)
+        await asyncio.to_thread(self._url_file.keep)
         for incident in incidents:
             self._history.note(incident)
         struck = [strike for incident in incidents for strike in strikes_of(incident)]
@@ -314,28 +315,3 @@ def _numbers_only(api: OperatorApi) -> web.Application:
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.add_routes([web.get("/metrics", api.metrics), web.get("/healthz", api.health)])
     return app
-
-
-def _remove(path: Path) -> None:
-    """Remove our own file at ``path``.  Raises `CoordinatorError` where something else stands."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise _in_the_way(path, error) from error
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that nobody ever sees half written.  Raises `CoordinatorError`."""
-    draft = path.with_suffix(".new")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise _in_the_way(draft, error) from error
-
-
-def _in_the_way(path: Path, error: OSError) -> CoordinatorError:
-    return CoordinatorError(
-        f"the coordinator's own file {path} cannot be written ({error.strerror}); remove what"
-        " stands there, or give another --state-dir"
-    )
