@@ -70,6 +70,8 @@ class Desk:
         self.strikes: tuple[Strike, ...] = strikes
         self._kept_in: set[str] = set()
         """Nodes that the breaker kept in, and that was said."""
+        self.spares_counted_in = 0
+        """The generation in which missing spares were looked for last."""
         self.script = ""
         """Version of the script that the present generation runs, as its nodes told."""
         self.not_before = now

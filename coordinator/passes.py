@@ -134,6 +134,16 @@ def _begin_generation(desk: Desk, given: Assignment, now: Instant) -> None:
     desk.enter(JobPhase.STARTING, now)
 
 
+def _spares_missing(desk: Desk, now: Instant) -> list[Effect]:
+    """Say once a generation, when everybody had time to dial in, that spares are missing."""
+    wanted, there = desk.settings.spares, desk.nodes_at_hand(now)
+    told, desk.spares_counted_in = desk.spares_counted_in, desk.state.generation
+    if there >= wanted or told == desk.state.generation:
+        return []
+    text = f"{there} of {wanted} spares stand by; start the others with `outrider run --spare`"
+    return [Say(level="WARNING", text=text)]
+
+
 def _starting(desk: Desk, now: Instant) -> list[Effect]:
     effects: list[Effect] = []
     started = 0
@@ -187,7 +197,7 @@ def _running(desk: Desk, now: Instant) -> list[Effect]:
     ranks = [rank for status in statuses for rank in status.ranks]
     if all(rank.step is not None for rank in ranks):
         desk.stamp(IncidentPhase.FIRST_STEP, now)
-        said = _recovered(desk)
+        said = [*_recovered(desk), *_spares_missing(desk, now)]
         step = furthest_step(desk.state, desk.members)
         judged = observing.went_on(desk.state.observations, step, desk.wall(now))
         desk.memory.observations_are(judged)

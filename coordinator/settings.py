@@ -23,6 +23,8 @@ class JobSettings:
     job: str
     nnodes: int
     nproc_per_node: int
+    spares: int = 0
+    """Nodes that are wanted to stand by; fewer are told, and nobody waits for them."""
     log_rules: tuple[Mapping[str, Any], ...] = ()
     scout: Mapping[str, Any] | None = None
     """How ranks compare one another without a line in the script; None when they are not to."""

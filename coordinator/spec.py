@@ -39,6 +39,9 @@ NPROC_MAX: Final = 1024
 OBSERVABLE: Final = tuple(kind.value for kind in FaultKind if kind not in NEVER_OBSERVED)
 """Detectors that may be wrong: all but those that tell of an end or of a person's wish."""
 
+_FIXED: Final = "the number of a job's nodes does not change while it runs"
+_ALL_END: Final = "no worker and no sidecar outlives its job"
+
 Name = Annotated[
     str, Meta(min_length=1, max_length=63, pattern="^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
 ]
@@ -53,13 +56,21 @@ Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 class ReplicaSpec(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
 ):
-    """A group of equal nodes.  ``template`` is the resource's pod template and is not read."""
+    """A group of equal nodes.
+
+    ``spares`` is how many more are wanted to stand by.  ``template`` is the resource's pod
+    template: the cluster makes pods of it, in which each node starts its own workers.
+    """
 
     name: Name
     replicas: Annotated[int, Meta(ge=0, le=NODES_MAX)]
     spares: Annotated[int, Meta(ge=0, le=NODES_MAX)] = 0
     max_replicas: Annotated[int, Meta(ge=0, le=NODES_MAX)] | None = None
     template: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_replicas not in (None, self.replicas):
+            raise refusal("maxReplicas", f"is not {self.replicas}, as replicas is: {_FIXED}")
 
 
 class RestartPolicySpec(
@@ -71,7 +82,11 @@ class RestartPolicySpec(
     num_restart_before_full_job_restart: Count | None = None
     max_full_job_restarts: Count | None = None
     max_num_repeat_offenders_to_avoid: Count | None = None
-    scale_up_snooze_time_in_seconds: Count | None = None
+    scale_up_snooze_time_in_seconds: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.scale_up_snooze_time_in_seconds:
+            raise refusal("scaleUpSnoozeTimeInSeconds", f"must be 0: {_FIXED}")
 
 
 class RunPolicy(
@@ -84,7 +99,7 @@ class RunPolicy(
 
     job_max_retry_count: Count = RestartPolicy().retries_max
     restart_policy: RestartPolicySpec = RestartPolicySpec()
-    clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None = None
+    clean_pod_policy: Literal["All", "OnlyComplete", "None"] = "All"
     active_deadline_seconds: Seconds | None = None
     startup_deadline_seconds: Seconds = 1800.0
     barrier_deadline_seconds: Annotated[float, Meta(ge=0.1, le=600)] = 10.0
@@ -97,6 +112,11 @@ class RunPolicy(
     def __post_init__(self) -> None:
         if self.suspend:
             raise refusal("suspend", "a job cannot be held back here; start it later instead")
+        if self.clean_pod_policy != "All":
+            reason = f"{self.clean_pod_policy} is not possible: {_ALL_END}; write All"
+            raise refusal("cleanPodPolicy", reason)
+        if self.workload_mode is not None:
+            raise refusal("workloadMode", f"is not possible: {_FIXED}; take it out")
         try:
             parse_rules(self.log_monitoring_configuration)
         except RuleError as error:
@@ -207,8 +227,11 @@ class JobSpec(
     scout: ScoutPolicy = ScoutPolicy()
     exit_policy: ExitPolicySpec = ExitPolicySpec()
     detector_policy: DetectorPolicy = DetectorPolicy()
+    elastic_policy: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.elastic_policy is not None:
+            raise refusal("elasticPolicy", f"is not possible: {_FIXED}; take it out")
         if _workers(self.nproc_per_node) is None:
             raise refusal(
                 "nprocPerNode",
@@ -249,6 +272,7 @@ class JobSpec(
             job=self.name,
             nnodes=self.nnodes,
             nproc_per_node=self.nproc(nproc),
+            spares=self.spares,
             log_rules=self.log_rules(),
             scout=self.scout.config(),
             restart=RestartPolicy(
@@ -285,41 +309,18 @@ class JobSpec(
             barrier_s=run.barrier_deadline_seconds,
         )
 
-    def unsupported(self) -> tuple[str, ...]:
-        """Return a sentence for every field that was read and is not acted on."""
-        run, restart = self.run_policy, self.run_policy.restart_policy
-        found = {
-            "nprocPerNode auto stands for one worker a node; write the number if it is another": (
-                self.nproc_per_node == "auto"
+    def remarks(self) -> tuple[str, ...]:
+        """Return a sentence for every field that may mean less than its writer thinks."""
+        auto = "nprocPerNode auto stands for one worker a node; write the number if it is another"
+        pods = "is the cluster's: it makes the pods, and each node starts its own workers in them"
+        return (
+            *((auto,) if self.nproc_per_node == "auto" else ()),
+            *(
+                f"replicaSpecs[{index}].template {pods}"
+                for index, replica in enumerate(self.replica_specs)
+                if replica.template is not None
             ),
-            "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds is not acted on: the number of "
-            "nodes does not change": restart.scale_up_snooze_time_in_seconds is not None,
-            "runPolicy.cleanPodPolicy is not acted on: no pods are made": (
-                run.clean_pod_policy is not None
-            ),
-            "runPolicy.workloadMode is not acted on: the number of nodes does not change": (
-                run.workload_mode is not None
-            ),
-        }
-        return (*(text for text, given in found.items() if given), *self._replicas_unsupported())
-
-    def _replicas_unsupported(self) -> tuple[str, ...]:
-        sentences: list[str] = []
-        for index, replica in enumerate(self.replica_specs):
-            path = f"replicaSpecs[{index}]"
-            if replica.max_replicas not in (None, replica.replicas):
-                sentences.append(
-                    f"{path}.maxReplicas is not acted on: the number of nodes does not change"
-                )
-            if replica.spares:
-                sentences.append(
-                    f"{path}.spares starts no node: a node says itself that it is a spare"
-                )
-            if replica.template is not None:
-                sentences.append(
-                    f"{path}.template is not acted on: each node starts its own workers"
-                )
-        return tuple(sentences)
+        )
 
 
 class _Metadata(msgspec.Struct, frozen=True, kw_only=True):

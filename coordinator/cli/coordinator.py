@@ -196,7 +196,7 @@ def job_settings(args: argparse.Namespace, *, default_name: str | None = None) -
             spec = convert(plain, JobSpec, "the command line")
     except SpecError as error:
         raise UserError(str(error)) from error
-    for sentence in spec.unsupported() if args.job_spec is not None else ():
+    for sentence in spec.remarks() if args.job_spec is not None else ():
         log.warning("%s: %s", args.job_spec, sentence)
     return spec.settings(args.nproc_per_node)
 

@@ -194,7 +194,7 @@ def test_the_job_asks_for_the_nodes_that_the_stack_has() -> None:
     """The job waits for a node that nobody starts."""
     job = load_job_spec(on_host("coordinator", option("coordinator", "job-spec")))
     assert job.nnodes == len(NODES) - 1
-    assert not job.unsupported()
+    assert not job.remarks()
     for node in NODES:
         assert option(node, "nnodes") == str(job.nnodes)
         assert option(node, "nproc-per-node") == str(job.nproc())

@@ -165,11 +165,12 @@ class FakeNode:
 class Bench:
     """A core and its nodes; every effect is done as soon as it is asked for."""
 
-    def __init__(self, *, nnodes: int = 3, spares: int = 0, **settings) -> None:
+    def __init__(self, *, nnodes: int = 3, spares: int = 0, wanted: int = 0, **settings) -> None:
         self.settings = JobSettings(
             job="j",
             nnodes=nnodes,
             nproc_per_node=1,
+            spares=wanted,
             **({"stall_timeout_s": STALL_S} | settings),
         )
         self.now = Instant(10**12)
@@ -275,6 +276,17 @@ def test_the_first_start_waits_for_every_node_and_gives_each_its_rank():
     assert {it.master_addr for it in starts.values()} == {"host-node-0"}
     assert bench.core.state.phase is JobPhase.RUNNING
     assert bench.core.state.open_incident is None
+
+
+@pytest.mark.parametrize(("there", "said"), [(0, "0 of 2"), (1, "1 of 2"), (2, None)])
+def test_spares_that_are_wanted_and_not_there_are_told(there, said):
+    """That nothing can replace a node is learned when one breaks."""
+    bench = Bench(spares=there, wanted=2)
+    for step in (1, 2):
+        bench.step(step)
+    missing = [text for text in bench.said if "spares stand by" in text]
+    assert [text[:6] for text in missing] == ([] if said is None else [said])
+    assert bench.core.state.phase is JobPhase.RUNNING  # nobody waits for them
 
 
 def test_a_crash_stops_everybody_and_restarts_from_the_newest_whole_checkpoint():

@@ -17,10 +17,10 @@ kind: HyperPodPyTorchJob
 metadata: {name: job, namespace: default, labels: {team: a}}
 spec:
   nprocPerNode: "8"
-  replicaSpecs: [{name: workers, replicas: 2, spares: 1, maxReplicas: 4, template: {spec: {}}}]
+  replicaSpecs: [{name: workers, replicas: 2, spares: 1, maxReplicas: 2, template: {spec: {}}}]
   runPolicy:
     jobMaxRetryCount: 3
-    cleanPodPolicy: None
+    cleanPodPolicy: All
     startupDeadlineSeconds: 900
     restartPolicy: {evalPeriodSeconds: 21600, numRestartBeforeFullJobRestart: 1}
     logMonitoringConfiguration:
@@ -91,29 +91,49 @@ def test_the_kubernetes_resource_is_read_as_it_is():
     assert oom == {"name": "Oom", "logPattern": "out of memory", "faultOnMatch": True}
 
 
-def test_what_is_read_and_not_acted_on_is_said():
+def test_what_may_mean_less_than_it_seems_is_said():
+    """A pod's command would be looked for in vain among the workers."""
+    (said,) = parse_job_spec(RESOURCE, "job.yaml").remarks()
+    assert said.startswith("replicaSpecs[0].template is the cluster's")
+    assert spec_of("nprocPerNode: 1\n").remarks() == ()
+
+
+def test_every_field_of_the_run_policy_is_carried_out():
     """A deadline that is silently ignored is found out at the end of the allocation."""
-    said = " ".join(parse_job_spec(RESOURCE, "job.yaml").unsupported())
-    for name in (
-        "cleanPodPolicy",
-        "replicaSpecs[0].maxReplicas",
-        "replicaSpecs[0].spares",
-        "replicaSpecs[0].template",
-    ):
-        assert name in said
-    assert "startupDeadlineSeconds" not in said
-    others = spec_of(
+    spec = spec_of(
         "nprocPerNode: 1\n"
-        "runPolicy: {activeDeadlineSeconds: 1, faultDeadlineSeconds: 1, workloadMode: elastic,\n"
+        "runPolicy: {activeDeadlineSeconds: 1, faultDeadlineSeconds: 1, cleanPodPolicy: All,\n"
         "  ttlSecondsAfterFinished: -1, restartPolicy: {maxFullJobRestarts: 1,\n"
-        "  maxNumRepeatOffendersToAvoid: 1, scaleUpSnoozeTimeInSeconds: 1}}\n"
+        "  maxNumRepeatOffendersToAvoid: 1, scaleUpSnoozeTimeInSeconds: 0}}\n"
     )
-    assert len(others.unsupported()) == 2
-    settings = others.settings()
+    settings = spec.settings()
     assert settings.offenders.avoid_max == 1
     assert (settings.active_deadline_s, settings.fault_deadline_s, settings.ttl_s) == (1, 1, -1)
     assert settings.restart.job_max == 1
-    assert spec_of("nprocPerNode: 1\n").unsupported() == ()
+    assert parse_job_spec(RESOURCE, "job.yaml").settings().spares == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ("runPolicy: {cleanPodPolicy: None}\n", "runPolicy.cleanPodPolicy: None is not possible"),
+        (
+            "runPolicy: {cleanPodPolicy: OnlyComplete}\n",
+            "runPolicy.cleanPodPolicy: OnlyComplete is not possible",
+        ),
+        ("runPolicy: {workloadMode: elastic}\n", "runPolicy.workloadMode: is not possible"),
+        (
+            "runPolicy: {restartPolicy: {scaleUpSnoozeTimeInSeconds: 5}}\n",
+            "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds: must be 0",
+        ),
+        ("elasticPolicy: {minReplicas: 1}\n", "elasticPolicy: is not possible"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused_with_a_sentence(more, sentence):
+    """A job that was to shrink or to keep its pods would be found out to have done neither."""
+    assert f"job.yaml: {sentence}" in refused(BARE + more)
+    grown = BARE.replace("replicas: 2", "replicas: 2, maxReplicas: 4")
+    assert "replicaSpecs[0].maxReplicas: is not 2, as replicas is" in refused(grown)
 
 
 def test_exit_statuses_are_written_as_codes_and_signals():
@@ -132,7 +152,7 @@ def test_exit_statuses_are_written_as_codes_and_signals():
 
 def test_auto_is_one_worker_unless_the_command_line_says_otherwise():
     """A number guessed from one machine's devices would not fit the next machine."""
-    assert "auto" in spec_of().unsupported()[0]
+    assert "auto" in spec_of().remarks()[0]
     assert spec_of().nproc() == 1
     assert spec_of().settings(nproc=4).nproc_per_node == 4
     assert spec_of("nprocPerNode: '8'\n").nproc() == 8
@@ -156,11 +176,11 @@ def test_auto_is_one_worker_unless_the_command_line_says_otherwise():
             ),
         ),
         (
-            "elasticPolicy: {}",
+            "shape: {}",
             (
-                "job.yaml: elasticPolicy: this field does not exist; the fields here are name, "
+                "job.yaml: shape: this field does not exist; the fields here are name, "
                 "nprocPerNode, replicaSpecs, runPolicy, progressPolicy, nodePolicy, scout, "
-                "exitPolicy, detectorPolicy"
+                "exitPolicy, detectorPolicy, elasticPolicy"
             ),
         ),
         (

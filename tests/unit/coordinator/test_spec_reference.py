@@ -12,7 +12,7 @@ def test_the_example_of_the_page_is_a_valid_spec():
     """People begin by copying it."""
     example = re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
-    assert parse_job_spec(example[1], "page").unsupported() == ()
+    assert parse_job_spec(example[1], "page").remarks() == ()
 
 
 def test_the_page_tells_each_default_as_it_is():
