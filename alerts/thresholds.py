@@ -29,8 +29,8 @@ class Thresholds:
     """It writes every five seconds."""
     no_step_for: str = "10m"
     slow_for: str = "3m"
-    inconclusive_for: str = "10m"
-    """Several checks in a row: one may fall into a restart."""
+    comparison_stale_s: int = 3600
+    """Many times the interval at which anybody compares."""
     ecc_corrected_per_hour: int = 100
     """What a healthy device corrects in months."""
     nvlink_errors_per_s: int = 1
@@ -38,6 +38,8 @@ class Thresholds:
     telemetry_stale_s: int = 120
     """Two polls of sixty seconds, the slowest that is configured anywhere."""
     checkpoint_stale: str = "2h"
+    verified_stale_s: int = 7200
+    """As long as a checkpoint may be overdue at all."""
     checkpoint_spread_for: str = "15m"
     recovery_stuck_s: int = 900
     restart_budget_low: int = 1

@@ -221,6 +221,7 @@ class _Coordinator:
             history=self._history.copy(),
             ledger=self._meter.look(now).copy(),
             commands=self._meter.commands.copy(),
+            told=self._meter.told.copy(),
             refused=self._fleet.messages_refused,
             dropped=self._fleet.links_too_slow,
             loop_lag=self._loop_lag.families(),

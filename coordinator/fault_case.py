@@ -94,12 +94,16 @@ class FaultCase:
     def named(
         self, guilty: NodeFault, why: str, reason: str | None = None, confidence: str = "high"
     ) -> Finding:
-        """Return the attribution to the subject of ``guilty``; everybody else is dissent."""
+        """Return the attribution to the subject of ``guilty``; everybody else is dissent.
+
+        What other nodes say of the same rank speaks for it: in a comparison everybody does.
+        """
         rank, node = self.rank(guilty), guilty.node
         mine = [
             fault
             for fault in self.faults
-            if fault.node == node and (rank is None or self.rank(fault) in (None, rank))
+            if (fault.node == node and (rank is None or self.rank(fault) in (None, rank)))
+            or (rank is not None and self.rank(fault) == rank)
         ]
         others = [fault for fault in self.faults if fault not in mine]
         culprit = Culprit(
@@ -115,14 +119,18 @@ class FaultCase:
             basis=Basis.DIRECT,
             why=why,
             culprit=culprit,
-            evidence=tuple(self.evidence(fault) for fault in mine),
-            dissent=tuple(self.evidence(fault) for fault in others),
+            evidence=self._each_once(mine),
+            dissent=self._each_once(others),
             confidence=confidence,
         )
 
+    def _each_once(self, faults: Iterable[NodeFault]) -> tuple[Evidence, ...]:
+        """Return reports as evidence; a thousand ranks that say the same say it once."""
+        return tuple(dict.fromkeys(map(self.evidence, faults)))
+
     def nobody(self, why: str, outcome: str = "inconclusive") -> Finding:
         """Return the finding that names nobody; every report is evidence."""
-        evidence = tuple(self.evidence(fault) for fault in self.faults)
+        evidence = self._each_once(self.faults)
         return Finding(outcome=outcome, basis=None, why=why, culprit=None, evidence=evidence)
 
     def tied(self, first: NodeFault, rest: Iterable[NodeFault]) -> list[NodeFault]:

@@ -10,6 +10,7 @@ from coordinator.command_times import CommandTimes
 from coordinator.events import Effect, Event, LinkClosed, LinkSpoke, Send
 from coordinator.job import JobCore
 from coordinator.ledger import Ledger, Seen
+from coordinator.told_times import ToldTimes
 from scout.clock import SECOND, Duration, Instant, since
 from sidecar.api import StatusReport
 
@@ -23,6 +24,8 @@ class Meter:
     def __init__(self, core: JobCore, ledger: Ledger, wall_offset_ns: int, now: Instant) -> None:
         self.ledger = ledger
         self.commands = CommandTimes()
+        self.told = ToldTimes()
+        self.told.restored(core.state.complete_checkpoints, core.state.verified_steps)
         self._core = core
         self._wall_offset_ns = wall_offset_ns
         self._looked_at = now
@@ -34,6 +37,10 @@ class Meter:
             case LinkSpoke(link=link, message=StatusReport() as status):
                 incident = self._core.state.open_incident
                 self.commands.heard(link, status, now, "" if incident is None else incident.id)
+                effects = self._core.handle(event, now)
+                whole = self._core.state.complete_checkpoints
+                self.told.heard(status, whole, now + self._wall_offset_ns)
+                return self._measured(effects, now)
             case LinkClosed(link=link):
                 self.commands.closed(link, now)
             case _:

@@ -11,7 +11,7 @@ in another thread, so that a scrape never holds up a recovery.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -25,6 +25,8 @@ from coordinator.metrics_incidents import incident_families
 from coordinator.metrics_job import job_families
 from coordinator.metrics_past import past_families
 from coordinator.metrics_scout import scout_families
+from coordinator.metrics_told import told_families
+from coordinator.told_times import ToldTimes
 from coordinator.view import JobView
 
 
@@ -40,6 +42,7 @@ class JobNumbers:
     history: History
     ledger: Ledger
     commands: CommandTimes
+    told: ToldTimes = field(default_factory=ToldTimes)
     refused: int = 0
     dropped: int = 0
     loop_lag: tuple[Metric, ...] = ()
@@ -60,6 +63,7 @@ class JobCollector(Collector):
         numbers = self._numbers
         yield from job_families(numbers.view, numbers.now_s)
         yield from scout_families(numbers.view)
+        yield from told_families(numbers.view.job, numbers.told)
         yield from past_families(
             numbers.view.job,
             history=numbers.history,

@@ -10,8 +10,9 @@ from coordinator.checkpoint_choice import PendingCheckpoint
 from coordinator.health_events import HealthSeverity
 from coordinator.incidents import Incident, IncidentPhase
 from coordinator.metric_parts import JOB, gauge, number, short, state_set, total
-from coordinator.metrics_scout import REJECTED, VERIFIED, newest
+from coordinator.metrics_scout import newest
 from coordinator.phases import JobPhase
+from coordinator.told_times import CONFIRMED, REJECTED, UNCONFIRMED, VERIFIED
 from coordinator.version import version
 from coordinator.view import JobView, NodeStatus
 from sidecar.api import AgentState
@@ -30,10 +31,6 @@ RECOVERY_PHASES: Final = (
     "loading",
 )
 VERDICTS: Final = ("none", "pending", "attributed", "inconclusive", "agree", "preempted")
-UNCONFIRMED: Final = "unconfirmed"
-"""Some rank has not confirmed it, or its ranks do not agree where it lies."""
-CONFIRMED: Final = "confirmed"
-"""Every rank saved it to one place."""
 RESUMED_FROM: Final = "resumed_from"
 """What this run began with."""
 

@@ -10,16 +10,13 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from coordinator.metric_parts import JOB, Samples, gauge, state_set, total
+from coordinator.told_times import CHECKED
 from coordinator.view import JobView
 from worker_shim.messages import ScoutStatus
 
 NONE: Final = "none"
-OUTCOMES: Final = (NONE, "not_run", "healthy", "straggler", "inconclusive", "corrupt")
+OUTCOMES: Final = (NONE, *CHECKED)
 """From nothing known to the worst; ``none`` while nobody compares."""
-VERIFIED: Final = "recovery_verified"
-"""The state of that step was compared among peers and found sound."""
-REJECTED: Final = "rejected"
-"""It was found corrupt, or could not be told from corrupt."""
 _NUMBERS: Final[tuple[tuple[str, str, Callable[[ScoutStatus], float]], ...]] = (
     ("last_check_step", "Step of the newest comparison of peers.", lambda it: it.step),
     (

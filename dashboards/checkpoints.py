@@ -21,9 +21,13 @@ def checkpoints() -> Builder:
     page.with_row(frames.row("Do the ranks agree?"))
     page.with_panel(_behind(frames))
     page.with_panel(_spread(frames))
+    page.with_row(frames.row("Which may be trusted?"))
+    page.with_panel(_age(frames))
+    page.with_panel(_turns(frames))
     page.with_row(frames.row("What did checkpoints cost?"))
     page.with_panel(_lost(frames))
     page.with_panel(_stalled(frames))
+    page.with_panel(_confirming(frames))
     return page
 
 
@@ -138,3 +142,47 @@ def _stalled(frames: Frames) -> Builder:
         "s",
         width=12,
     ).with_target(parts.over_time(parts.increase(accounts, "account"), "{{account}}"))
+
+
+def _age(frames: Frames) -> Builder:
+    return (
+        frames.number(
+            "Age by trust",
+            "How long ago the newest checkpoint became confirmed by every rank, verified by a"
+            " comparison of peers, or rejected by one.",
+            "s",
+            width=10,
+            height=8,
+        )
+        .no_value("none since the coordinator started")
+        .thresholds(parts.thresholds(IDLE))
+        .with_target(
+            parts.right_now(
+                f"time() - max by (prefix, trust) (outrider_checkpoint_timestamp_seconds{{{JOB}}})",
+                "{{prefix}} {{trust}}",
+            )
+        )
+    )
+
+
+def _turns(frames: Frames) -> Builder:
+    return frames.columns(
+        "Changes of trust",
+        "Checkpoints that every rank confirmed, that peers found sound, and that they found bad.",
+        "short",
+        width=14,
+    ).with_target(
+        parts.over_time(
+            parts.increase(f"outrider_checkpoint_transitions_total{{{JOB}}}", "from, to"),
+            "{{from}} to {{to}}",
+        )
+    )
+
+
+def _confirming(frames: Frames) -> Builder:
+    return frames.heat(
+        "First rank to last",
+        "How long after the first rank the last one confirmed a checkpoint; one slow disk shows"
+        " here.",
+        width=24,
+    ).with_target(parts.buckets("outrider_checkpoint_confirm_duration_seconds", JOB))

@@ -28,7 +28,11 @@ def incident() -> Builder:
             )
         )
         .with_variable(parts.coordinator_variable())
-        .link(parts.page_link("All of this incident", "${coordinator}/incidents/${incident}"))
+        .link(
+            parts.page_link(
+                "All of this incident", "${coordinator}/incidents/${incident:percentencode}"
+            )
+        )
     )
     page.with_row(frames.row("What happened, and what was done?"))
     page.with_panel(_facts(frames))

@@ -41,6 +41,7 @@ def localize() -> Builder:
     page.with_row(frames.row("Do peers compute the same?"))
     page.with_panel(_comparison(frames))
     page.with_panel(_named(frames))
+    page.with_panel(_outcomes(frames))
     page.with_row(frames.row("How sure are the verdicts?"))
     page.with_panel(_verdicts(frames))
     page.with_panel(_inconclusive(frames))
@@ -166,12 +167,28 @@ def _named(frames: Frames) -> Builder:
     return (
         frames.rows(
             "Named by comparison",
-            "Ranks that the newest comparison of peers names, and what for.",
+            "Ranks that the newest comparison of peers names, as long as they run; a corrupt one is"
+            " stopped at once and stands among the suspects.",
             "none",
             width=10,
         )
         .with_target(parts.right_now(f"outrider_scout_rank_named{{{JOB}}}", as_table=True))
         .with_transformation(parts.table_columns(hide=(*shared.HIDDEN, "Value"), rename={}))
+    )
+
+
+def _outcomes(frames: Frames) -> Builder:
+    return frames.columns(
+        "Comparisons by outcome",
+        "How many comparisons found what. Corruption stays here when the ranks that told it are"
+        " already stopped; no column means that nobody compares.",
+        "short",
+        width=24,
+        height=6,
+    ).with_target(
+        parts.over_time(
+            parts.increase(f"outrider_scout_outcomes_total{{{JOB}}}", "outcome"), "{{outcome}}"
+        )
     )
 
 

@@ -373,6 +373,16 @@ def link_to(uid: str, title: str, *variables: str) -> dict[str, str]:
     return {"title": title, "url": f"/d/{uid}?{own}&{chosen}&${{__url_time_range}}"}
 
 
+def clicked(variable: str, field: str = "") -> str:
+    """Return the part of a link that hands on the clicked value, or the ``field`` of its row.
+
+    Encoded, because a node or an incident may be called anything: an ``&`` in its name would end
+    the value, a ``#`` the address.
+    """
+    value = f"__data.fields.{field}" if field else "__value.text"
+    return f"var-{variable}=${{{value}:percentencode}}"
+
+
 def mark(name: str, expr: str, color: str) -> Builder:
     """Return an annotation drawn wherever ``expr`` has a value."""
     return (

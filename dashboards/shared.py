@@ -100,7 +100,7 @@ def suspects(frames: Frames, *, width: int) -> Builder:
             [
                 parts.column(
                     "links",
-                    [parts.link_to("outrider-node", "The node", "var-node=${__value.text}")],
+                    [parts.link_to("outrider-node", "The node", parts.clicked("node"))],
                 )
             ],
         )
@@ -109,11 +109,7 @@ def suspects(frames: Frames, *, width: int) -> Builder:
             [
                 parts.column(
                     "links",
-                    [
-                        parts.link_to(
-                            "outrider-incident", "The incident", "var-incident=${__value.text}"
-                        )
-                    ],
+                    [parts.link_to("outrider-incident", "The incident", parts.clicked("incident"))],
                 )
             ],
         )
@@ -219,7 +215,7 @@ def gpu_matrix(frames: Frames, *, width: int, height: int) -> Builder:
             [
                 parts.column(
                     "links",
-                    [parts.link_to("outrider-node", "The node", "var-node=${__data.fields.node}")],
+                    [parts.link_to("outrider-node", "The node", parts.clicked("node", "node"))],
                 )
             ],
         )

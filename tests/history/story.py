@@ -9,8 +9,10 @@ minute 24  memory errors on GPU 3 of node-07 are corrected, more and more
 minute 27  that GPU falls off the bus; the spare takes the node's ranks
 minute 38  rank 92 on node-11 is slow for five minutes
 minute 46  rank 20 on node-02 stops and everybody hangs
-minute 52  rank 33 on node-04 reports that it computes something else than its peers, and asks for
-           a restart of the whole job: deeper than the one before
+minute 52  rank 33 on node-04 computes something else than its peers: the comparison names it, the
+           step is not trusted
+minute 56  rank 70 on node-08 reports that its data loader is broken and asks for a restart of the
+           whole job: deeper than the one before
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +48,7 @@ from tests.simulation import training as training_module
 from tests.simulation.coordinator_host import WALL_NS, CoordinatorHost
 from tests.simulation.network import Network
 from tests.simulation.node import Node
-from tests.simulation.training import Hang, Training, Worker
+from tests.simulation.training import CHECKPOINT_EVERY, Hang, Training, Worker
 from tests.simulation.world import World
 from worker_shim.messages import Envelope, JobFault, RankLabels, RestartMode, ScoutStatus
 
@@ -64,6 +66,7 @@ BAD_NODE, BAD_GPU, BAD_RANK = "node-07", 3, 59
 SLOW_NODE, SLOW_RANK = "node-11", 92
 HUNG_NODE, HUNG_RANK = "node-02", 20
 SDC_NODE, SDC_RANK = "node-04", 33
+ASKING_NODE, ASKING_RANK = "node-08", 70
 
 
 class MeteredHost(CoordinatorHost):
@@ -107,13 +110,22 @@ class StoryNode(Node):
             self.says(worker, RankLabels(local_rank=worker.local_rank, labels=labels))
             self.compares(worker)
 
-    def compares(self, worker: Worker, slow: tuple[int, ...] = ()) -> None:
+    def compares(
+        self, worker: Worker, slow: tuple[int, ...] = (), corrupt: tuple[int, ...] = ()
+    ) -> None:
         """Let a worker tell what its newest comparison with its peers found."""
+        step = worker.step or 0
+        found = "corrupt" if corrupt else "straggler" if slow else "healthy"
         status = ScoutStatus(
             local_rank=worker.local_rank,
-            step=worker.step or 0,
-            outcome="straggler" if slow else "healthy",
+            step=step,
+            outcome=found,
+            why=f"rank {corrupt[0]} differs from its seven peers" if corrupt else "",
+            corrupt_ranks=corrupt,
             straggler_ranks=slow,
+            evidence=("replayed output: 1 of 8 digests stands alone",) if corrupt else (),
+            verified=() if corrupt or step == 0 else (step - step % CHECKPOINT_EVERY,),
+            rejected=(step,) if corrupt else (),
             checks=10,
             check_ms=4.0,
             interval=50,
@@ -294,7 +306,9 @@ class Story:
         yield 38, lambda: self._slows(slow, SLOW_RANK)
         yield 43, lambda: self._slows(slow, None)
         yield 46, lambda: self.training.hang(self._worker(HUNG_NODE, HUNG_RANK), Hang.STOPPED)
-        yield 52, lambda: self._differs(self.nodes[SDC_NODE])
+        yield 51, self._compare
+        yield 52, lambda: self._compare(SDC_RANK)
+        yield 56, lambda: self._asks_for_all(self.nodes[ASKING_NODE])
 
     def _worker(self, name: str, rank: int) -> Worker:
         return next(it for it in self.nodes[name].workers if it.rank == rank)
@@ -314,12 +328,18 @@ class Story:
         for worker in node.workers:
             node.compares(worker, () if rank is None else (rank,))
 
-    def _differs(self, node: StoryNode) -> None:
-        worker = self._worker(node.name, SDC_RANK)
+    def _compare(self, *corrupt: int) -> None:
+        """Let every rank of the job tell the same of one comparison."""
+        for node in self.nodes.values():
+            for worker in list(node.workers):
+                node.compares(worker, corrupt=corrupt)
+
+    def _asks_for_all(self, node: StoryNode) -> None:
+        worker = self._worker(node.name, ASKING_RANK)
         fault = JobFault(
             local_rank=worker.local_rank,
-            reason="SilentDataCorruption",
-            message="its output differs from what three of four peers computed",
+            reason="LoaderBroken",
+            message="the index of the data set cannot be read",
             restart_mode=RestartMode.JOB,
         )
         node.says(worker, fault)
@@ -346,6 +366,7 @@ class Story:
             history=self.history,
             ledger=self.host.meter.look(now),
             commands=self.host.meter.commands,
+            told=self.host.meter.told,
         )
         target = {"job": "outrider-coordinator", "instance": "c:8081", "cluster": CLUSTER}
         count = self.record.take(JobCollector(numbers).collect(), target, wall_s)

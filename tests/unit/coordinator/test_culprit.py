@@ -376,6 +376,16 @@ def test_torchs_own_comparison_names_the_minority():
 # --- properties ---------------------------------------------------------------------------------
 
 
+def test_every_rank_that_names_the_corrupt_one_speaks_for_the_verdict_and_once():
+    """Filed as dissent, agreement of the whole job looks like doubt on the incident's page."""
+    told = [a_fault(FaultKind.SDC, 2, node=node) for node in WORLD for _ in range(2)]
+    other = a_fault(FaultKind.LOG_SLOW, 0)
+    finding = judged(*told, other)
+    assert named(finding) == ("node-2", 2)
+    assert [(it.surface, it.ranks) for it in finding.evidence] == [("replay", (2,))]
+    assert [it.ranks for it in finding.dissent] == [(0,)]
+
+
 def test_no_report_at_all_is_an_answer():
     """The core may ask before anybody spoke."""
     assert judged().outcome == "agree"

@@ -109,6 +109,17 @@ def test_every_page_leads_to_all_others_and_keeps_what_was_chosen(page: dict[str
         assert "${__url_time_range}" in found[1]
 
 
+@each_page
+def test_what_is_handed_on_in_a_link_is_encoded(page: dict[str, Any]) -> None:
+    """A node called ``a&var-job=b`` would open another job's page, and a ``#`` cuts an address."""
+    links = [it["url"] for it in page["links"] if it["type"] == "link"]
+    links += re.findall(r"/d/[\w-]+\?[^\"]*", json.dumps(page))
+    for link in links:
+        for value in re.findall(r"\$\{([^}]+)\}", link):
+            encoded = value.endswith((":percentencode", ":queryparam"))
+            assert encoded or value in ("coordinator", "__url_time_range"), link
+
+
 def by_uid(uid: str) -> dict[str, Any]:
     return next(page for page in PAGES.values() if page["uid"] == uid)
 
