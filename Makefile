@@ -1,7 +1,7 @@
 # Every target sets up what it needs first; a second time that takes a moment.
 .DEFAULT_GOAL := help
 .PHONY: bench-scout bench-observer bench-hang bench-progress bench-recovery bench-log-rules bench-signature simulate test-compose help setup setup-tests demo test check clean distclean lock dashboards
-.PHONY: metrics-reference alerts audit sbom pictures check-dashboards
+.PHONY: metrics-reference alerts audit sbom pictures check-dashboards check-prometheus
 # Targets print one after another, whatever -j says: they share the machine's cores.
 .NOTPARALLEL:
 
@@ -58,6 +58,9 @@ tools/grafana_schema/node_modules: tools/grafana_schema/package.json
 
 check-dashboards: tools/grafana_schema/node_modules  ## dashboards against schemas made from Grafana's types (needs npm)
 	node tools/grafana_schema/check.mjs dashboards/*.json
+
+check-prometheus: setup-tests  ## the same rules and questions on the newest Prometheus of Debian (needs apt)
+	tools/newer_prometheus.sh $(or $(SUITE),sid)
 
 metrics-reference: setup  ## write docs/metrics.md from the collectors
 	$(BIN)/python -m tools.metrics_reference

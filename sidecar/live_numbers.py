@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
+from scout.clock import SECOND, since
 from scout.snapshot import RankSnapshot
 from sidecar.drive import monotonic
 from sidecar.logs.numbers import Extracted
@@ -28,6 +29,18 @@ class LiveNumbers:
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         """Return lines read, and matches by rule."""
         return self.logs.counters.lines, self.logs.counters.rule_matches
+
+    def log_trouble(self) -> tuple[int, int]:
+        """Return reads of output that failed, and rules that could not be used."""
+        return self.logs.counters.read_errors, self.logs.counters.rules_refused
+
+    def log_match_ages_s(self) -> Mapping[str, float]:
+        """Return rule -> seconds since its last match, of rules that have matched."""
+        now = monotonic()
+        return {
+            rule: since(at, now) / SECOND
+            for rule, at in list(self.logs.counters.matched_at.items())
+        }
 
     def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
         """Return rank -> the metrics that its output holds."""

@@ -114,6 +114,12 @@ class Live(Protocol):
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         """Return lines read, and matches by rule."""
 
+    def log_trouble(self) -> tuple[int, int]:
+        """Return reads of output that failed, and rules that could not be used."""
+
+    def log_match_ages_s(self) -> Mapping[str, float]:
+        """Return rule -> seconds since its last match, of rules that have matched."""
+
     def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
         """Return rank -> the metrics that its output holds."""
 
@@ -240,13 +246,22 @@ class NodeCollector(Collector):
             ("rule",),
             {(rule,): float(worst) for rule, worst in self._live.log_severities().items()},
         )
+        yield self._gauge(
+            "outrider_log_rule_match_age_seconds",
+            "How long ago a rule last matched a line; absent until its first match.",
+            ("rule",),
+            {(rule,): age for rule, age in self._live.log_match_ages_s().items()},
+        )
         yield from self._log_series()
         yield from self._kernel_log()
         yield from self._totals(lines)
 
     def _totals(self, lines: int) -> Iterator[Metric]:
+        unread, refused = self._live.log_trouble()
         for name, text, value in (
             ("outrider_log_lines", "Lines of worker output that were read.", lines),
+            ("outrider_log_read_errors", "Reads of worker output that failed.", unread),
+            ("outrider_log_rules_refused", "Log rules that could not be used.", refused),
             (
                 "outrider_events_dropped",
                 "Events that found the agent's inbox full.",

@@ -62,6 +62,7 @@ def rank_families(
         ),
     ):
         yield gauge(name, text, ("rank",), rows)
+    yield _at_barrier(ranks, gauge)
     named = ", ".join(f"{phase.value} {phase.name.lower()}" for phase in Phase)
     yield gauge(
         "outrider_rank_phase",
@@ -74,6 +75,15 @@ def rank_families(
         "Newest step whose checkpoint a rank confirmed.",
         ("rank", "prefix"),
         _confirmed(report.checkpoints),
+    )
+
+
+def _at_barrier(ranks: Iterable[RankStatus], gauge: Gauge) -> Metric:
+    return gauge(
+        "outrider_ranks_at_barrier",
+        "Ranks at the barrier of an in-process restart, waiting for a generation to run.",
+        (),
+        {(): float(sum(it.at_barrier for it in ranks))},
     )
 
 

@@ -65,6 +65,14 @@ class FreshNode:
         """Return nothing."""
         return 0, {}
 
+    def log_trouble(self) -> tuple[int, int]:
+        """Return nothing."""
+        return 0, 0
+
+    def log_match_ages_s(self) -> Mapping[str, float]:
+        """Return nothing."""
+        return {}
+
     def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
         """Return nothing."""
         return {}

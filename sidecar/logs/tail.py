@@ -54,6 +54,20 @@ class TailCounters(FollowCounters):
     findings: int = 0
     rule_matches: Counter[str] = field(default_factory=Counter)
     """Rule name -> lines that matched it."""
+    matched_at: dict[str, Instant] = field(default_factory=dict)
+    """Rule name -> the look at the output that found its last match."""
+    _noted: Counter[str] = field(default_factory=Counter)
+    _noted_lines: int = 0
+
+    def looked(self, now: Instant) -> None:
+        """Note which rules matched since the last look."""
+        if self.lines == self._noted_lines:
+            return
+        self._noted_lines = self.lines
+        for rule, count in self.rule_matches.items():
+            if count != self._noted[rule]:
+                self._noted[rule] = count
+                self.matched_at[rule] = now
 
 
 @dataclass(slots=True)
@@ -238,6 +252,7 @@ class LogWatcher:
             found = self._read(watch.ranks, watch.turn, watch.open_max)
             watch.turn += 1
             now = self._clock()
+            self.counters.looked(now)
             if self._positions is not None and now >= after(watch.saved_at, SAVE_PERIOD):
                 watch.saved_at = now
                 self._save(watch.generation, watch.ranks)

@@ -185,6 +185,7 @@ def test_a_flood_of_output_is_read_to_its_end_and_counted(play):
         assert counters.lines == 50_001
         assert counters.bytes_read == node.files[0][0].stat().st_size
         assert counters.rule_matches["Fatal"] == 1
+        assert "Fatal" in counters.matched_at
 
     play(scenario)
 

@@ -187,6 +187,12 @@ class StoryNode(Node):
     def log_severities(self) -> Mapping[str, int]:
         return {"StepTime": 2 if self.slow_rank is not None else 1, "LossIsNaN": 1}
 
+    def log_trouble(self) -> tuple[int, int]:
+        return 0, 0
+
+    def log_match_ages_s(self) -> Mapping[str, float]:
+        return {"StepTime": 1.0}
+
     def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
         return {
             worker.rank: {

@@ -14,6 +14,7 @@ from sidecar.hardware.kernel_log import KernelLogCounters
 from sidecar.hardware.readings import METRICS, Device, Known, Metric, Reading
 from sidecar.hardware.snapshot import HealthSnapshot
 from sidecar.logs.numbers import Extracted
+from sidecar.logs.tail import TailCounters
 from sidecar.loop_lag import LoopLag
 from sidecar.metrics import Exposition, NodeCollector, NodeCounters
 
@@ -92,6 +93,12 @@ class FullNode:
 
     def log_counters(self) -> tuple[int, Mapping[str, int]]:
         return 100, {f"rule{number}": 1 for number in range(RULES)}
+
+    def log_trouble(self) -> tuple[int, int]:
+        return 0, 0
+
+    def log_match_ages_s(self) -> Mapping[str, float]:
+        return {f"rule{number}": 3.5 for number in range(RULES)}
 
     def log_series(self) -> Mapping[int, Mapping[str, Extracted]]:
         return {
@@ -183,3 +190,34 @@ def test_changes_of_state_are_counted_and_start_at_zero() -> None:
         ("ready", "running"),
         ("running", "faulted"),
     }
+
+
+def test_what_waits_at_the_barrier_and_what_rules_matched_last_is_shown() -> None:
+    """A restart that waits for one rank looks like a hang; a rule without a match looks healthy."""
+    node = FullNode(range(2))
+    assert scraped(node)["outrider_ranks_at_barrier"] == [({"training_job": "job"}, 0)]
+    report = node.snapshot()
+    waiting = replace(report, ranks=(replace(report.ranks[0], at_barrier=True), report.ranks[1]))
+    node.snapshot = lambda: waiting
+    page = scraped(node)
+    assert page["outrider_ranks_at_barrier"] == [({"training_job": "job"}, 1)]
+    ages = {it["rule"]: age for it, age in page["outrider_log_rule_match_age_seconds"]}
+    assert ages == {f"rule{number}": 3.5 for number in range(RULES)}
+    assert page["outrider_log_read_errors_total"] == [({"training_job": "job"}, 0)]
+    assert page["outrider_log_rules_refused_total"] == [({"training_job": "job"}, 0)]
+
+
+def test_a_rule_s_last_match_is_the_look_that_found_it() -> None:
+    """An age that grows while the rule matches sends people after a silence that is none."""
+    counters = TailCounters()
+    counters.rule_matches.update({"Step": 0, "Loss": 0})
+    counters.lines = 1
+    counters.looked(Instant(5))
+    assert counters.matched_at == {}
+    counters.rule_matches["Step"] += 2
+    counters.lines = 3
+    counters.looked(Instant(7))
+    counters.looked(Instant(9))
+    counters.lines = 4
+    counters.looked(Instant(11))
+    assert counters.matched_at == {"Step": Instant(7)}
