@@ -32,6 +32,8 @@ _BY_GROUP: Final = (
     "pg_coalesce_state",
 )
 """What torch keeps of every process group, besides its count of them."""
+_SHUT_DOWN: Final[set[int]] = set()
+"""Inodes of what was shut down before: the kernel counts them up and gives none out again."""
 _UNAVAILABLE: Final = (AttributeError, KeyError, RuntimeError, TypeError, ValueError)
 _log: Final = logging.getLogger("outrider")
 
@@ -104,12 +106,20 @@ def _shut_down_since(before: frozenset[int]) -> None:
     Torch's are made in C++.  Those of the script, a logger's or an object store's, are objects of
     the standard library's class and stay as they are.
     """
+    candidates = {
+        descriptor: inode
+        for descriptor, inode in list(_sockets())
+        if inode not in before and inode not in _SHUT_DOWN and _is_connected(descriptor)
+    }
+    if not candidates:  # the look at every object takes a tenth of a second
+        return
     # By type and not by `isinstance`, which asks objects that answer with code of their own.
     kinds = _with_subclasses(socket.socket)
     of_python = {it.fileno() for it in gc.get_objects() if type(it) in kinds}
-    for descriptor, inode in list(_sockets()):
-        if inode not in before and descriptor not in of_python:
-            _shut_down(descriptor)
+    for descriptor, inode in candidates.items():
+        if descriptor not in of_python:
+            _shut_down(descriptor, inode)
+            _SHUT_DOWN.add(inode)
 
 
 def _with_subclasses(kind: type) -> set[type]:
@@ -140,15 +150,28 @@ def _sockets() -> Iterator[tuple[int, int]]:
             yield name, found.st_ino
 
 
-def _shut_down(descriptor: int) -> None:
+def _is_connected(descriptor: int) -> bool:
+    with contextlib.suppress(OSError), _duplicate(descriptor) as found:
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        found.getpeername()  # raises where nobody is connected
+        return True
+    return False
+
+
+def _shut_down(descriptor: int, inode: int) -> None:
+    with contextlib.suppress(OSError), _duplicate(descriptor) as found:
+        if os.fstat(found.fileno()).st_ino == inode:  # else it was closed, and its number reused
+            found.shutdown(socket.SHUT_RDWR)
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """Return a socket of our own for what ``descriptor`` is.  Raises `OSError` if it is closed."""
+    number = os.dup(descriptor)
     try:
-        duplicate = socket.socket(fileno=os.dup(descriptor))
-    except OSError:  # closed since
-        return
-    with duplicate, contextlib.suppress(OSError):  # one that is not connected has no peer's name
-        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return
-        duplicate.getpeername()
-        duplicate.shutdown(socket.SHUT_RDWR)
+        return socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("restart_job.py")
 POLICY = """\
 runPolicy:
   jobMaxRetryCount: 100
-  barrierDeadlineSeconds: 4
+  barrierDeadlineSeconds: 12
 progressPolicy:
   stallTimeoutSeconds: 5
 nodePolicy:
@@ -145,7 +145,7 @@ def test_a_script_that_swallows_the_call_back_misses_the_barrier(job):
     assert after["node-1"] != before["node-1"]
     assert "rank 1 gets a new process" in incident["decision"]["reason"]
     said = (job.cluster.layout.root / "node-1.log").read_text()
-    assert "rank 1 is not back at the barrier within 4 s: it gets a new process" in said
+    assert "rank 1 is not back at the barrier within 12 s: it gets a new process" in said
 
 
 def test_a_rank_that_asks_for_a_process_restart_gets_one_for_all(job):
