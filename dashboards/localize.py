@@ -28,6 +28,7 @@ def localize() -> Builder:
     )
     page.with_row(frames.row("Who?"))
     page.with_panel(shared.suspects(frames, width=24))
+    page.with_panel(shared.newest_incidents(frames, width=24))
     page.with_row(frames.row("Who is behind?"))
     page.with_panel(_laggards(frames))
     page.with_panel(shared.silence(frames, width=14))

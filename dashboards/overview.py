@@ -33,6 +33,7 @@ def overview() -> Builder:
     page.with_row(frames.row("Where is the fault?"))
     page.with_panel(shared.suspects(frames, width=16))
     page.with_panel(_excluded(frames))
+    page.with_panel(shared.newest_incidents(frames, width=24))
     page.with_panel(shared.gpu_matrix(frames, width=16, height=9))
     page.with_panel(_not_running(frames))
     page.with_row(frames.row("Does it move?"))

@@ -71,6 +71,8 @@ COMPARISONS: Final = {
 }
 SUSPECT: Final = ("node", "gpu", "rank", "kind", "reason", "action", "incident", "Value")
 """Columns of the suspects, in the order in which one asks."""
+INCIDENT: Final = ("Value", "incident", "node", "gpu", "rank", "kind", "reason", "mode", "outcome")
+"""Columns of the newest incidents, in the order in which one asks."""
 HIDDEN: Final = ("Time", "__name__", "instance", "job", "cluster", "training_job")
 """Columns that every table leaves out: what is chosen above, and where it was scraped."""
 
@@ -80,7 +82,8 @@ def suspects(frames: Frames, *, width: int) -> Builder:
     return (
         frames.rows(
             "Suspects",
-            "Every open fault with the one it is attributed to, and what is being done.",
+            "Who every open fault is attributed to, why, and what is being done. Empty again once"
+            " it is mended: the newest incidents keep it.",
             "none",
             width=width,
             height=6,
@@ -95,25 +98,47 @@ def suspects(frames: Frames, *, width: int) -> Builder:
             parts.table_columns(hide=HIDDEN, rename={"Value": "since", "gpu": "GPU"}, order=SUSPECT)
         )
         .override_by_name("since", [parts.column("unit", "dateTimeFromNow")])
-        .override_by_name(
-            "node",
-            [
-                parts.column(
-                    "links",
-                    [parts.link_to("outrider-node", "The node", parts.clicked("node"))],
-                )
-            ],
-        )
-        .override_by_name(
-            "incident",
-            [
-                parts.column(
-                    "links",
-                    [parts.link_to("outrider-incident", "The incident", parts.clicked("incident"))],
-                )
-            ],
-        )
+        .override_by_name("node", [_opens("outrider-node", "The node", "node")])
+        .override_by_name("incident", [_opens("outrider-incident", "The incident", "incident")])
     )
+
+
+def newest_incidents(frames: Frames, *, width: int) -> Builder:
+    """Return the table of the newest incidents, for whoever comes after the recovery."""
+    begun = (
+        "min by (cluster, training_job, incident)"
+        f" (outrider_incident_milestone_timestamp_seconds{{{JOB}}})"
+    )
+    return (
+        frames.rows(
+            "Newest incidents",
+            "The open incident and the newest closed ones: who it was, what for, and how it ended.",
+            "none",
+            width=width,
+            height=6,
+        )
+        .no_value("no incident so far")
+        .with_target(
+            parts.right_now(
+                f"{begun} * 1000 * on (cluster, training_job, incident) group_right ()"
+                f" outrider_incident_info{{{JOB}}}",
+                as_table=True,
+            )
+        )
+        .with_transformation(
+            parts.table_columns(
+                hide=HIDDEN, rename={"Value": "began", "gpu": "GPU"}, order=INCIDENT
+            )
+        )
+        .override_by_name("began", [parts.column("unit", "dateTimeFromNow")])
+        .override_by_name("node", [_opens("outrider-node", "The node", "node")])
+        .override_by_name("incident", [_opens("outrider-incident", "The incident", "incident")])
+    )
+
+
+def _opens(uid: str, title: str, variable: str) -> Builder:
+    """Return the link of a column that opens a dashboard about the clicked value."""
+    return parts.column("links", [parts.link_to(uid, title, parts.clicked(variable))])
 
 
 def agents(frames: Frames, *, width: int, height: int = 8) -> Builder:

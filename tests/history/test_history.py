@@ -130,6 +130,18 @@ def test_half_a_minute_into_the_fault_the_suspect_has_a_name(past: Past) -> None
     assert [it["value"] for it in past.at(26.5, panel("Open faults", "overview"))] == [0]
 
 
+def test_who_comes_after_the_recovery_still_learns_who_it_was(past: Past) -> None:
+    """A page takes a minute to be read; a recovery that went well is over by then."""
+    minute = 36
+    assert past.at(minute, panel("Suspects", "overview")) == []
+    for page in ("overview", "localize"):
+        (row,) = past.at(minute, panel("Newest incidents", page))
+        assert (row["node"], row["gpu"], row["rank"]) == (BAD_NODE, str(BAD_GPU), str(BAD_RANK))
+        assert (row["kind"], row["outcome"]) == ("gpu_fatal", "recovered")
+        assert row["value"] / 1000 == pytest.approx(BEGIN_S + 27 * 60, abs=1)
+    assert len(past.at(60, panel("Newest incidents", "overview"))) == 4
+
+
 def test_the_matrix_has_one_red_cell_and_it_is_the_right_one(past: Past) -> None:
     """A wall of colours tells nobody where to go."""
     cells = past.at(28, panel("GPU health", "overview"))
