@@ -42,9 +42,9 @@ class JobSettings:
     are read every 50 ms, and a lost peer's traceback takes some 100 ms to appear."""
     inspect_timeout_s: float = 1.0
     """Longest wait for every node's look at its ranks; whoever is silent then is evidence."""
-    evidence_budget_s: float = 2.0
-    """Longest wait for a last look at every rank before they are stopped.  It takes some 50 ms; two
-    seconds are for a node that is busy with what broke.  0 stops without a look."""
+    evidence_budget_s: float = 5.0
+    """Longest wait for a last look at every rank before they are stopped.  It takes some 50 ms;
+    five seconds are for a node that is busy with what broke.  0 stops without a look."""
     lease_s: float = 15.0
     """Silence of a sidecar after which its node counts as lost: several missed heartbeats, so
     that a restarted coordinator or a switch that reboots its link costs no restart."""

@@ -143,7 +143,7 @@ class ProgressPolicy(
     stall_factor: Annotated[float, Meta(ge=1, le=1000)] = 10.0
     settle_milliseconds: Annotated[int, Meta(ge=0, le=60_000)] = 300
     inspect_timeout_milliseconds: Annotated[int, Meta(ge=1, le=60_000)] = 1000
-    evidence_budget_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
+    evidence_budget_seconds: Annotated[float, Meta(ge=0, le=60)] = 5.0
 
 
 class ExitPolicySpec(

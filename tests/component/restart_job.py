@@ -2,12 +2,14 @@
 
 ``break-<rank>`` in the folder that ``--out`` names the parent of says how, once: ``raise``,
 ``swallow`` (catch whatever is raised, for ever), ``sleep`` (in the kernel, in one long call),
+``asleep-<library>`` (call its function that sleeps in the kernel where no signal wakes it),
 ``restart-<mode>`` (report a fault that asks for this mode).  ``always-<rank>`` with ``raise`` in it
 is never used up.  ``early-<rank>`` kills the rank once, before it opens or finds the store, as
 soon as everybody else has been waiting for the store for a while.
 """
 
 import argparse
+import ctypes
 import os
 import signal
 import sys
@@ -99,6 +101,8 @@ def misbehave(rank: int) -> None:
         raise ValueError(f"rank {rank} found a value it cannot use")
     if how.startswith("restart-"):
         worker_shim.report_fault("asked by the script", how.removeprefix("restart-"))
+    if how.startswith("asleep-"):
+        ctypes.CDLL(how.removeprefix("asleep-")).fall_asleep()
     while how == "sleep":
         time.sleep(3600)
     while how == "swallow":

@@ -4,7 +4,9 @@ Two nodes train a small DDP model on gloo; faults are signals, exceptions, and a
 """
 
 import os
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ from tests.component.waiting import await_that
 pytestmark = [pytest.mark.component, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).with_name("restart_job.py")
+# Who waits for a vfork child is in state D, and only SIGKILL ends it.
+ASLEEP_C = """
+#include <unistd.h>
+void fall_asleep(void) {
+  if (vfork() == 0) { for (;;) pause(); }
+}
+"""
 POLICY = """\
 runPolicy:
   jobMaxRetryCount: 100
@@ -146,6 +155,25 @@ def test_a_script_that_swallows_the_call_back_misses_the_barrier(job):
     assert "rank 1 gets a new process" in incident["decision"]["reason"]
     said = (job.cluster.layout.root / "node-1.log").read_text()
     assert "rank 1 is not back at the barrier within 12 s: it gets a new process" in said
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler on this machine")
+def test_a_rank_in_an_uninterruptible_sleep_is_killed_without_waiting_for_the_barrier(job):
+    """State D, as behind a dead file server: it cannot come back, and waiting is for nothing."""
+    library = job.cluster.layout.root / "asleep.so"
+    source = library.with_suffix(".c")
+    source.write_text(ASLEEP_C)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, source], check=True)
+    log = job.cluster.layout.root / "node-1.log"
+    given_up = log.read_text().count("rank 1 is stopped and hears nothing: it gets a new process")
+    incident, before, after = broken(job, lambda _: job.break_rank(1, f"asleep-{library}"))
+    assert after["node-0"] == before["node-0"]
+    assert after["node-1"] != before["node-1"]
+    assert incident["decision"]["mode"] == "local_process_level_restart"
+    evidence = incident["evidence"]["1"]["process"]
+    assert evidence["state"] == "D"
+    said = log.read_text().count("rank 1 is stopped and hears nothing: it gets a new process")
+    assert said == given_up + 1
 
 
 def test_a_rank_that_asks_for_a_process_restart_gets_one_for_all(job):
