@@ -96,7 +96,7 @@ def _counts(page: Builder, frames: Frames) -> None:
             "short",
             width=3,
         )
-        .no_value("no step, or no checkpoint")
+        .no_value("none yet")
         .thresholds(parts.thresholds(IDLE))
         .with_target(
             parts.right_now(

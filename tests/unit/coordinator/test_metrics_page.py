@@ -187,6 +187,8 @@ def test_every_bounded_label_is_there_before_anything_happened() -> None:
         ("outrider_job_time_seconds_total", len(Account)),
         ("outrider_lost_gpu_seconds_total", len(CAUSES)),
         ("outrider_coordinator_acks_missing_total", 2),
+        ("outrider_scout_outcomes_total", 5),
+        ("outrider_checkpoint_transitions_total", 4),
     ):
         assert [value for _, value in samples[name]] == [0] * rows, name
 
