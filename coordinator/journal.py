@@ -261,7 +261,8 @@ class Journal:
         self._lock = _lock_again(self._path, self._lock)
         draft = Path(f"{self._path}.new")
         draft.unlink(missing_ok=True)
-        self._connection.execute("VACUUM INTO ?", (str(draft),))
+        place = os.fsencode(draft)  # SQLite wants text, and a path may be none
+        self._connection.execute("VACUUM INTO CAST(? AS TEXT)", (place,))
         self._connection.close()  # before the new one is opened: it removes its log by name
         draft.replace(self._path)
         self._connection = _connect(self._path)

@@ -1,5 +1,6 @@
 """Reads a journal that nobody serves any more, or that somebody else serves: never writes it."""
 
+import os
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def _read(path: Path, query: str, table: str) -> list[bytes]:
     """Read without writing.  A closed journal is read without touching its folder."""
     closed = not path.with_name(f"{path.name}-wal").exists()
     mode = "immutable=1" if closed else "mode=ro"
-    connection = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{mode}", uri=True)
+    connection = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?{mode}", uri=True)
     try:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -54,8 +54,8 @@ class CheckpointTracker:
     def saved(self, step: SupportsIndex, path: AnyPath, prefix: str, kind: str) -> None:
         """Owe the sidecar the report that ``step`` is durable at ``path``; return at once.
 
-        Raises `TypeError` or `ValueError` for a step that is no whole number from zero up, and
-        for a kind that is neither ``model`` nor ``data``.
+        Raises `TypeError` or `ValueError` for a step that is no whole number from zero up, for
+        a kind that is neither ``model`` nor ``data``, and for a path that is not UTF-8.
         """
         number = operator.index(step)
         if number < 0:
@@ -162,5 +162,13 @@ def _type(kind: str) -> str:
 
 
 def _absolute(path: AnyPath) -> str:
+    """Return ``path`` as every rank can be told it.  Raises `ValueError` where it is no text."""
     name = os.fsdecode(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the path {name!r} is not UTF-8, so no other rank can be told of it; save to a path"
+            " that is"
+        ) from error
     return name if "://" in name else os.path.abspath(name)  # noqa: PTH100 - no link is resolved

@@ -30,8 +30,14 @@ class FrameTooLargeError(ValueError):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Return the frame for ``message``.  Raises `FrameTooLargeError` above the limit."""
-    payload = json.dumps(message, separators=(",", ":")).encode()
+    """Return the frame for ``message``.  Raises `FrameTooLargeError` above the limit.
+
+    A byte of a file's name that is no UTF-8 is a surrogate in Python's text and would make the
+    whole message one that no reader accepts: it is sent as a question mark.
+    """
+    payload = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(
+        errors="replace"
+    )
     if len(payload) > FRAME_BYTES_MAX:
         raise FrameTooLargeError(
             f"message of {len(payload)} bytes is above the limit of {FRAME_BYTES_MAX}"

@@ -82,6 +82,11 @@ def run(args: argparse.Namespace) -> int:
             authority.issue(one, folder / name)
     except CertificateError as error:
         raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(
+            f"the certificates cannot be written to {folder} ({error.strerror}); name a folder"
+            " where you may write"
+        ) from error
     for name, one in wanted:
         whose = "any node" if one.name == ANY_NODE else one.name
         sys.stdout.write(f"{folder / name}: {one.unit}, {whose}, {args.days} days\n")

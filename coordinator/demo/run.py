@@ -45,7 +45,13 @@ SABOTAGE: Final = Path(__file__).resolve().parent / "sabotage"
 def run_demo(script: Path, scenarios: Sequence[Scenario], keep: Path | None) -> int:
     """Run ``scenarios`` in turn; return 0 when every culprit was right and the weights match."""
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=False)
+        try:
+            keep.mkdir(parents=True, exist_ok=False)
+        except OSError as error:
+            raise UserError(
+                f"--keep {keep} cannot be made ({error.strerror}); name a new folder where you may"
+                " write"
+            ) from error
         return _run_all(keep.resolve(), script, scenarios)
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as folder:
         return _run_all(Path(folder), script, scenarios)

@@ -338,11 +338,13 @@ def test_wrong_arguments_never_raise_into_training(place, played, guests):
     code = (
         "import worker_shim\nworker_shim.attach()\nworker_shim.checkpoint_saved('x', '/c')\n"
         "worker_shim.checkpoint_saved(-1, '/c')\nworker_shim.checkpoint_saved(1, None)\n"
-        "worker_shim.notify_labels(3)\nworker_shim.report_fault('x', 'no_such_mode')"
+        "worker_shim.notify_labels(3)\nworker_shim.report_fault('x', 'no_such_mode')\n"
+        r"worker_shim.checkpoint_saved(1, b'/c/\xff')"
     )
     exit_code, _, err = guests(code, place).ends()
     assert exit_code == 0
-    assert err.count("\n") == err.count("outrider: ") == 5
+    assert err.count("\n") == err.count("outrider: ") == 6
+    assert "is not UTF-8" in err
 
 
 def test_a_forked_child_neither_speaks_nor_holds_the_socket(place, played, guests):
@@ -379,11 +381,12 @@ worker_shim.attach()
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]),
                         world_size=2)
-dist.all_reduce(torch.ones(1))
+ones = torch.ones(1)
+dist.all_reduce(ones)
 if sys.argv[2] == "1":
     print("late", flush=True)
     sys.stdin.readline()
-dist.all_reduce(torch.ones(1))
+dist.all_reduce(ones)
 dist.destroy_process_group()
 """
 

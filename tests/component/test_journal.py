@@ -235,9 +235,12 @@ def test_a_commit_that_fails_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["the folder", "the file"])
-def test_a_journal_that_is_deleted_while_in_use_is_written_anew(tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize("name", [b"state", b"state-\xff"], ids=["UTF-8", "no UTF-8"])
+def test_a_journal_that_is_deleted_while_in_use_is_written_anew(
+    tmp_path: Path, gone: str, name: bytes
+) -> None:
     """A cleaner of old files takes it away; a restart would then forget every generation."""
-    path = tmp_path / "state" / "journal.sqlite"
+    path = tmp_path / os.fsdecode(name) / "journal.sqlite"
 
     async def scene() -> None:
         journal = Journal.open(path)
@@ -258,6 +261,7 @@ def test_a_journal_that_is_deleted_while_in_use_is_written_anew(tmp_path: Path, 
         assert state is not None
         assert state.generation == 3
         assert [one.id for one in asyncio.run(journal.incidents("job"))] == ["i1", "i2", "i3"]
+    assert [one.id for one in KeptJournal.read(path.parent).incidents] == ["i1", "i2", "i3"]
     assert not Path(f"{path}.new").exists()
 
 

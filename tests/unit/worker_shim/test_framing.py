@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 
 import pytest
@@ -20,6 +21,15 @@ def raw(payload):
 def test_a_frame_is_a_big_endian_length_and_json():
     """A client written for the published protocol would not be understood."""
     assert encode({"type": "init"}) == b'\x00\x00\x00\x0f{"type":"init"}'
+
+
+def test_a_message_that_names_a_file_without_utf8_is_still_heard():
+    """The one word of a failure would be refused for the name of the file that is missing."""
+    name = os.fsdecode(b"/data/\xffshard")
+    frame = encode({"type": "job_fault", "message": f"cannot open {name}, é"})
+    assert Decoder().feed(frame) == [
+        {"type": "job_fault", "message": "cannot open /data/?shard, é"}
+    ]
 
 
 @given(st.lists(MESSAGES, max_size=5), st.integers(1, 7))

@@ -5,6 +5,7 @@ import io
 import itertools
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -312,7 +313,8 @@ def test_a_model_is_scripted_as_if_it_had_no_hooks(inside):
     model, optimizer = model_and_optimizer()
     step(model, optimizer)
     model.eval()
-    with pytest.warns(DeprecationWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer torch would rather export
         torch.jit.script(model)
     assert hooks_on(model) == 0
     model.train()
