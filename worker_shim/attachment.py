@@ -134,9 +134,13 @@ class Session:
         kind: CheckpointKind = "model",
     ) -> str | None:
         """Return the checkpoint that every rank is to load, or ``default``."""
-        own = None if default is None else os.fsdecode(default)
+        own = self._path_of(default)
         chosen = self._chosen(prefix, own, kind)
         return own if chosen is None else chosen[0]
+
+    @_quietly
+    def _path_of(self, default: AnyPath | None) -> str | None:
+        return None if default is None else os.fsdecode(default)
 
     @_quietly
     def report_fault(

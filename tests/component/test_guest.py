@@ -340,10 +340,11 @@ def test_wrong_arguments_never_raise_into_training(place, played, guests):
         "worker_shim.checkpoint_saved(-1, '/c')\nworker_shim.checkpoint_saved(1, None)\n"
         "worker_shim.notify_labels(3)\nworker_shim.report_fault('x', 'no_such_mode')\n"
         r"worker_shim.checkpoint_saved(1, b'/c/\xff')"
+        "\nworker_shim.latest_checkpoint(default=3)"
     )
     exit_code, _, err = guests(code, place).ends()
     assert exit_code == 0
-    assert err.count("\n") == err.count("outrider: ") == 6
+    assert err.count("\n") == err.count("outrider: ") == 7
     assert "is not UTF-8" in err
 
 

@@ -214,6 +214,23 @@ def test_torchruns_other_options_are_taken_and_named() -> None:
     assert args.not_needed == ["--rdzv_backend", "--rdzv-endpoint", "--max-restarts"]
 
 
+@pytest.mark.parametrize("place", ["a file", "below a file", "a link"])
+@pytest.mark.parametrize("argv", [["certs", "init", "--host", "a"], ["demo", "--keep"]])
+def test_a_folder_that_cannot_be_made_is_one_line_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str], place: str
+) -> None:
+    """The system's own words tell what failed, and neither which option nor what to do."""
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("mine")
+    link.symlink_to(tmp_path / "nowhere" / "at all" if argv[0] == "demo" else file)
+    folder = {"a file": file, "below a file": file / "below", "a link": link}[place]
+    text = complaint(capsys, [*argv, str(folder)], 2)
+    assert str(folder) in text
+    assert "name a " in text
+    assert file.read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
 @pytest.mark.parametrize("content", [None, "", "two words", "g\u00fcltig", b"\xff\xfe"])
 def test_a_token_file_that_holds_no_token_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | bytes | None
