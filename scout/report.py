@@ -22,6 +22,12 @@ class Place:
     gpu: int | None = None
 
 
+def _placed(rank: int, places: Mapping[int, Place]) -> Mapping[str, Any]:
+    """Return where a rank runs; of one that never told, the same fields with nothing in them."""
+    unknown = {"rank": rank, "host": None, "local_rank": None, "gpu": None}
+    return asdict(places[rank]) if rank in places else unknown
+
+
 def outcome(verdict: Verdict) -> str:
     """Return the verdict's case as one word."""
     match verdict:
@@ -72,7 +78,7 @@ def report(
         "reporter": reporter,
         "kind": "hang",
         "outcome": outcome(verdict),
-        "ranks": [asdict(where[rank]) if rank in where else {"rank": rank} for rank in ranks],
+        "ranks": [_placed(rank, where) for rank in ranks],
         "basis": basis,
         "confidence": confidence(basis, len(ranks)),
         "why": verdict.why,

@@ -5,9 +5,14 @@ ranks from this process, which has imported torch already, and answers with thei
 """
 
 import ctypes
+import io
 import json
 import os
+import queue
+import random
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -344,6 +349,177 @@ def leaves_without_a_word(it: Rank) -> None:
     it.steps(100)
 
 
+@scenario
+def reads_a_file_that_never_comes(it: Rank) -> None:
+    """Rank 2 reads its next shard from a place that answers nothing, outside any loader."""
+    it.steps()
+    if it.is_(2):
+        pipe = it.folder / "shard"
+        os.mkfifo(pipe)
+        os.read(os.open(pipe, os.O_RDWR), 1)
+    it.steps(100)
+
+
+@scenario
+def waits_for_a_server_that_is_silent(it: Rank) -> None:
+    """Rank 0 sends its numbers to a server that takes them and never answers."""
+    it.steps()
+    if it.is_(0):
+        listener = socket.create_server(("127.0.0.1", 0))
+        with socket.create_connection(listener.getsockname()) as connection:
+            connection.recv(1)
+    it.steps(100)
+
+
+@scenario
+def waits_for_its_own_child(it: Rank) -> None:
+    """Rank 3 runs a program that never ends, between two steps."""
+    it.steps()
+    if it.is_(3):
+        subprocess.run(["sleep", str(FOREVER)], check=True)
+    it.steps(100)
+
+
+@scenario
+def queue_that_nobody_fills(it: Rank) -> None:
+    """The thread that fetched rank 1's batches died of an error that nobody saw."""
+    it.steps()
+    batches: queue.Queue[torch.Tensor] = queue.Queue()
+    batches.put(torch.zeros(4))
+    while True:
+        if it.is_(1):
+            batches.get()
+        it.step()
+
+
+@scenario
+def two_locks_in_another_order(it: Rank) -> None:
+    """Rank 0's training thread and its writer each hold what the other wants."""
+    it.steps()
+    if it.is_(0):
+        one, two, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+        def write() -> None:
+            with two:
+                both.wait()
+                with one:
+                    pass
+
+        threading.Thread(target=write, daemon=True).start()
+        with one:
+            both.wait()
+            with two:
+                pass
+    it.steps(100)
+
+
+@scenario
+def loader_in_the_process_hangs(it: Rank) -> None:
+    """Rank 3's loader has no workers: the training thread itself reads what never comes."""
+    it.steps()
+    for _ in DataLoader(Items(8 if it.is_(3) else -1), batch_size=2):
+        it.step()
+
+
+@scenario
+def checkpoint_read_from_an_empty_pipe(it: Rank) -> None:
+    """Rank 1 loads its part from a place that gives nothing."""
+    it.steps()
+    if it.is_(1):
+        pipe = it.folder / "pipe"
+        os.mkfifo(pipe)
+        with os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as file:
+            torch.load(io.BytesIO(file.read(8)))
+    dist.barrier()
+
+
+@scenario
+def checkpoint_of_its_own_format(it: Rank) -> None:
+    """Rank 2 writes a checkpoint that torch does not know of, and says so."""
+    it.steps()
+    with worker_shim.checkpoint_io("write"):
+        if it.is_(2):
+            hang()
+    it.steps(100)
+
+
+@scenario
+def gathers_where_the_others_reduce(it: Rank) -> None:
+    """A branch on rank 3 leads to another collective of the whole job."""
+    it.steps()
+    value = torch.zeros(1 << 16)
+    if it.is_(3):
+        dist.all_gather([torch.zeros_like(value) for _ in range(it.size)], value)
+    else:
+        dist.all_reduce(value)
+    dist.barrier()
+
+
+@scenario
+def member_that_never_comes_to_its_subgroup(it: Rank) -> None:
+    """Rank 2 is missing in a group of three while the fourth rank waits for all of them."""
+    it.steps()
+    group = dist.new_group([0, 1, 2])
+    if it.is_(2):
+        hang()
+    if it.rank < 3:
+        dist.all_reduce(torch.zeros(8), group=group)
+    dist.barrier()
+
+
+@scenario
+def member_that_skips_its_subgroup(it: Rank) -> None:
+    """Rank 2 goes on to the barrier: it waits there for those who wait for it."""
+    it.steps()
+    group = dist.new_group([0, 1, 2])
+    if it.rank < 2:
+        dist.all_reduce(torch.zeros(8), group=group)
+    dist.barrier()
+
+
+@scenario
+def stopped_inside_a_collective(it: Rank) -> None:
+    """Rank 0 has entered the same collective as all others when a signal stops it."""
+    it.steps()
+    if it.is_(0):
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGSTOP))
+        timer.start()
+    if it.is_(1):
+        time.sleep(1.5)
+    it.steps(100_000)
+
+
+@scenario
+def frozen_with_its_control_group(it: Rank) -> None:
+    """Whoever took a snapshot of rank 1's container forgot to let it go on."""
+    it.steps()
+    if it.is_(1):
+        partial = it.folder / "partial"
+        partial.write_text(str(os.getpid()))
+        partial.rename(it.folder / "to freeze")
+    while True:
+        it.step()
+        time.sleep(0.02)
+
+
+@scenario
+def ends_with_its_script(it: Rank) -> None:
+    """Rank 1 counts one batch fewer than the others, and its process ends as it should."""
+    it.steps()
+    if it.is_(1):
+        sys.exit(0)
+    it.steps(100)
+
+
+@scenario
+def killed_in_backward(it: Rank) -> None:
+    """The kernel ends rank 2 for its memory in the middle of a pass."""
+    it.steps()
+    if it.is_(2):
+        it.model[1][0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    it.steps(100)
+
+
 # --- what is no hang ------------------------------------------------------------------------
 
 
@@ -386,6 +562,51 @@ def evaluation_without_a_word(it: Rank) -> None:
                 it.model(torch.ones(2, 4))
                 time.sleep(0.2)
     dist.barrier()
+
+
+@scenario
+def compiler_takes_long(it: Rank) -> None:
+    """Each rank compiles its model for another time, and the first step waits for the slowest."""
+
+    def slowly(graph, _inputs):
+        time.sleep(3.5 + it.rank)
+        return graph.forward
+
+    compiled = torch.compile(it.model, backend=slowly)
+    it.step(DistributedDataParallel(compiled))
+    while True:
+        it.step()
+        time.sleep(0.02)
+
+
+@scenario
+def compiles_again_as_declared(it: Rank) -> None:
+    """Rank 3 meets another shape of its data in the middle of training."""
+    it.steps()
+    if it.is_(3):
+        with worker_shim.phase("compile", limit_s=600):
+            hang()
+    it.steps(100)
+
+
+@scenario
+def checkpoint_as_declared(it: Rank) -> None:
+    """Rank 0 alone writes what all wait for, for as long as it said."""
+    it.steps()
+    if it.is_(0):
+        with worker_shim.checkpoint_io("write", limit_s=600):
+            hang()
+    dist.barrier()
+
+
+@scenario
+def uneven_steps(it: Rank) -> None:
+    """Whoever draws the longest step keeps the others waiting, each time another rank."""
+    it.steps()
+    dice = random.Random(it.rank)
+    while True:
+        time.sleep(min(1.2, dice.lognormvariate(-3, 1.2)))
+        it.step()
 
 
 # --- running --------------------------------------------------------------------------------

@@ -5,14 +5,16 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from scout.clock import SECOND, Instant
 from scout.held import ASLEEP, HeldWatch
-from scout.kernel_sleep import sleeps
+from scout.kernel_sleep import is_frozen, sleeps
 from sidecar.workers.processes import process_state
+from tests.component.freezing import VERSIONS, FreezingGroup
 
 pytestmark = [
     pytest.mark.component,
@@ -47,6 +49,11 @@ int main(void) {
 }
 """
 
+TIMED_C = """
+#include <unistd.h>
+int main(void) { for (;;) sleep(1000); }
+"""
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -67,7 +74,8 @@ def run(tmp_path):
 
     yield start
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
 
@@ -132,3 +140,42 @@ def test_a_process_under_a_debugger_is_not_held(run):
     assert process_state(pid) == "t"
     assert Looks(pid).look() is None
     assert Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(params=VERSIONS)
+def group(request):
+    """Return a control group that freezes, of each version that the machine has."""
+    try:
+        made = FreezingGroup(request.param)
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield made
+    made.thaw()
+    for pid in (made.folder / "cgroup.procs").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+    made.remove()
+
+
+@pytest.mark.parametrize("program", [ASLEEP_C.replace("vfork() == 0", "0"), TIMED_C])
+def test_a_process_frozen_with_its_control_group_is_not_held(run, group, program):
+    """A snapshot of a container freezes it on purpose, and the job would be restarted for it."""
+    process = run(program, "1")
+    until(lambda: process_state(process.pid) in ("R", "S"))
+    assert not is_frozen(process.pid)
+    group.freeze(process.pid)
+    until(group.is_frozen)
+    until(lambda: is_frozen(process.pid))
+    looks = Looks(process.pid)
+    seen = [looks.look() for _ in range(20)]
+    assert seen == [None] * 20
+    group.thaw()
+    until(lambda: not is_frozen(process.pid))
+
+
+def test_a_process_that_is_gone_is_not_called_frozen(run):
+    """A look that raises would end the watch over all the others."""
+    process = run(TIMED_C)
+    process.kill()
+    process.wait()
+    assert not is_frozen(process.pid)
+    assert sleeps(process.pid) is None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scout.observer.config import derived_ports
+from tests.unit.scout.report_schema import read_report
 
 pytestmark = pytest.mark.component
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +152,7 @@ def test_every_observer_names_the_rank_that_stalls(start, tmp_path, how):
     job.stall(1)
     until(lambda: all(job.named(rank) == [1] for rank in range(3)), "rank 1 to be named")
     report = job.status(0)["report"]
+    read_report(json.dumps(report))  # as a file that somebody else acts on
     assert report["schema_version"] == 1
     assert (report["run"], report["generation"]) == (tmp_path.name, 0)
     assert (report["basis"], report["confidence"]) == ("causal", "high")
@@ -168,6 +170,8 @@ def test_a_killed_rank_is_named_by_every_survivor(start, victim):
     survivors = [rank for rank in range(3) if rank != victim]
     until(lambda: all(job.named(rank) == [victim] for rank in survivors), "the dead to be named")
     assert [job.named(rank) for rank in survivors] == [[victim], [victim]]
+    for rank in survivors:
+        assert read_report(json.dumps(job.status(rank)["report"])).reporter == rank
 
 
 def test_a_dead_observer_neither_stops_the_others_nor_is_named(start):

@@ -48,6 +48,61 @@ def test_a_thousand_ranks_do_not_hide_the_one_that_stopped(trace, tells_inside, 
     assert verdict.ranks == (trace.culprit,)
 
 
+LARGEST = [shape for shape in SHAPES if shape.size == 1024]
+ALL_THREE = [
+    Shape(dp, tp, pp)
+    for dp in (2, 4, 8, 16, 32)
+    for tp in (2, 4, 8)
+    for pp in (2, 4, 8, 16)
+    if 128 <= dp * tp * pp <= 1024
+]
+
+
+@pytest.mark.parametrize("shape", [*LARGEST[:2], *ALL_THREE[::5]], ids=str)
+def test_tensor_data_and_pipeline_parallelism_together_hide_nobody(shape, rng):
+    """With three kinds of groups everybody waits for everybody, through two others."""
+    culprit = rng.randrange(shape.size)
+    trace = Trace(shape, culprit, rng.randrange(10_000))
+    seen = trace.snapshots(rng, tells_inside=bool(culprit % 2))
+    verdict = judge(seen, range(shape.size), LIMIT_NS)
+    assert isinstance(verdict, Attributed), verdict
+    assert (verdict.ranks, verdict.basis) == ((culprit,), Basis.CAUSAL)
+    # Of what two nodes tell, nothing is known: whoever is named then is still the culprit.
+    hidden = {rng.randrange(shape.size // 8 + 1) for _ in range(2)}
+    partial = [replace(it, groups=()) if it.rank // 8 in hidden else it for it in seen]
+    verdict = judge(partial, range(shape.size), LIMIT_NS)
+    assert not isinstance(verdict, Attributed) or verdict.ranks == (culprit,)
+
+
+@settings(deadline=None, max_examples=6)
+@given(
+    st.sampled_from([shape for shape in ALL_THREE if shape.size <= 512]),
+    st.data(),
+    st.randoms(use_true_random=False),
+)
+def test_in_three_dimensions_half_of_a_group_convicts_nobody(shape, data, random):
+    """A tie over what the collective is would send the wrong half of a rack home."""
+    culprit = data.draw(st.integers(0, shape.size - 1))
+    seen = Trace(shape, culprit, data.draw(st.integers(0, 999))).snapshots(
+        random, tells_inside=True
+    )
+    victim = data.draw(st.integers(0, shape.size - 1))
+    members = shape.tensor_group(victim)
+    odd = set(members[: len(members) // 2])
+    split = [
+        replace(
+            it,
+            groups=tuple(
+                replace(g, fingerprint=11 + (it.rank in odd)) if g.ranks == members else g
+                for g in it.groups
+            ),
+        )
+        for it in seen
+    ]
+    verdict = judge(split, range(shape.size), LIMIT_NS)
+    assert not isinstance(verdict, Attributed) or verdict.ranks == (culprit,)
+
+
 @settings(deadline=None, max_examples=150)
 @given(traces(SMALLER), st.data(), st.randoms(use_true_random=False))
 def test_no_healthy_rank_is_named_on_partial_knowledge(trace, data, random):
