@@ -56,6 +56,24 @@ def call_off_collectives(before: frozenset[int]) -> None:
     _shut_down_since(before)
 
 
+def process_groups() -> list[Any]:
+    """Return every process group of torch's, and its backends.
+
+    Who holds these in Python while a script's model is let go of keeps DDP's reducer from being a
+    group's last owner.  The reducer's end would wait for the group's threads with the interpreter's
+    lock in hand, and such a thread may wait for that very lock.  Torch lets go of it for a group
+    that ends in Python.
+    """
+    distributed = imported("torch.distributed.distributed_c10d")
+    if distributed is None:
+        return []
+    try:
+        groups = list(distributed._world.pg_map)  # noqa: SLF001 - there is no public list
+    except _UNAVAILABLE:
+        return []
+    return [*groups, *_backends()]
+
+
 def destroy_groups(before: frozenset[int]) -> None:
     """Leave every process group of torch's for good.  Raises what torch raises."""
     distributed = imported("torch.distributed.distributed_c10d")

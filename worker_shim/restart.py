@@ -34,6 +34,7 @@ from worker_shim.break_free import (
     collect_garbage,
     connections,
     destroy_groups,
+    process_groups,
 )
 from worker_shim.client import Client
 from worker_shim.messages import (
@@ -206,6 +207,7 @@ class _Block:
             return False
         if error is not None and not halted and not self._report(client, error):
             return False
+        kept = process_groups()
         try:
             destroy_groups(self._before)
         except Exception as trouble:
@@ -215,6 +217,7 @@ class _Block:
             return False
         if error is not None:
             traceback.clear_frames(error.__traceback__)
+        kept.clear()
         return True
 
     def _finish(self, client: Client) -> None:
