@@ -362,7 +362,7 @@ def test_c67_a_worker_whose_sockets_path_is_too_long_says_so_and_trains_on(size,
         short.parent.mkdir()
         async with Served(short) as served:
             assert len(os.fsencode(short)) == 107
-            client = WorkerClient(str(path), outbox, lambda _: None)
+            client = WorkerClient(str(path), outbox, lambda _: 1.0)
             client.start()
             reason = await asyncio.to_thread(client.first_contact, PATIENCE_S)
             client.close(0.1)
