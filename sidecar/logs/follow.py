@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,9 @@ CHUNK_BYTES_MAX: Final = 256 << 10
 """Bytes of one read: larger ones gain nothing, smaller ones cost calls."""
 FINGERPRINT_BYTES: Final = 64
 """A file whose first bytes changed was truncated, even when it has grown past where we were."""
+SETTLED_NS: Final = 2 * 10**9
+"""A time of last writing tells two writings apart once it is this old: file systems and network
+servers round it to a clock tick, or to a whole second."""
 LATE_READS_MAX: Final = 100
 """Reads of a rotated file without news until it is closed: its writer may go on for a while."""
 
@@ -55,7 +59,7 @@ class _Open:
     """A pipe has none, so its size says nothing."""
     reads_without_news: int = 0
     looked_at_mtime_ns: int = -1
-    """When the file was last written to, at the last look that found nothing to read."""
+    """When the file was last written to, as far as that time can still tell a new writing."""
 
     def next_bytes(self) -> bytes:
         return os.pread(self.fd, CHUNK_BYTES_MAX, self.offset)
@@ -71,7 +75,19 @@ class _Open:
     def head_changed(self) -> bool:
         return bool(self.head) and os.pread(self.fd, len(self.head), 0) != self.head
 
+    def was_rewritten(self, mtime_ns: int) -> bool:
+        """Whether the file, as long as it was, holds something else now.
+
+        Whoever only adds changes the size; this long by chance is a file written anew.
+        """
+        if mtime_ns == self.looked_at_mtime_ns:
+            return False
+        if time.time_ns() - mtime_ns > SETTLED_NS:
+            self.looked_at_mtime_ns = mtime_ns
+        return self.head_changed()
+
     def begin_again(self) -> None:
+        self.looked_at_mtime_ns = -1
         self.offset = self.line_offset = 0
         self.head = b""
         self.splitter.reset()
@@ -155,12 +171,9 @@ class FollowedFile:
         same = seen.st_size == file.offset and (seen.st_dev, seen.st_ino) == file.identity
         if not same or not file.has_size:
             return False
-        if seen.st_mtime_ns != file.looked_at_mtime_ns:
-            # Whoever only adds changes the size; this long by chance is a file written anew.
-            file.looked_at_mtime_ns = seen.st_mtime_ns
-            if file.head_changed():
-                self._begin_again(file)
-                return False
+        if file.was_rewritten(seen.st_mtime_ns):
+            self._begin_again(file)
+            return False
         return True
 
     def _read(self) -> Block:
@@ -232,7 +245,9 @@ class FollowedFile:
             self.counters.rotations += 1
             self._close_late()
             self._late, self._open, self.splitter = file, None, LineSplitter()
-        elif seen.st_size < file.offset:
+        elif seen.st_size < file.offset or (
+            file.has_size and seen.st_size == file.offset and file.was_rewritten(seen.st_mtime_ns)
+        ):
             self._begin_again(file)
             self.behind = True
         return b""

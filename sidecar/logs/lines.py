@@ -72,20 +72,22 @@ class LineSplitter:
         self._unwrapper = None
 
     def _begin(self, data: bytes) -> bytes:
-        """Look at a stream's first line: what it is written in decides how it is read."""
+        """Look at a stream's first line: what it is written in decides how it is read.
+
+        The decision hangs on the bytes alone, never on where a read cut them: a mark before the
+        line is put aside first, and a line that is too long for a runtime's is so in any piece.
+        """
         data, self._raw = self._raw + data, b""
-        end = data.find(b"\n")
-        if end < 0 and len(data) <= FIRST_LINE_BYTES_MAX and may_be_wrapped(data):
+        text = data.removeprefix(_BYTE_ORDER_MARK)
+        end = text.find(b"\n")
+        may_be = may_be_wrapped(text) or _BYTE_ORDER_MARK.startswith(data)
+        if may_be and end < 0 and len(text) <= FIRST_LINE_BYTES_MAX:
             self._raw = data  # it may be a container runtime's; a rule sees whole lines only
             return b""
-        if len(data) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(data):
-            self._raw = data
-            return b""
         self._begun = True
-        data = data.removeprefix(_BYTE_ORDER_MARK)
-        if end >= 0:
-            self._unwrapper = unwrapper_for(data.partition(b"\n")[0])
-        return data if self._unwrapper is None else self._unwrapped(data)
+        if 0 <= end <= FIRST_LINE_BYTES_MAX:
+            self._unwrapper = unwrapper_for(text[:end])
+        return text if self._unwrapper is None else self._unwrapped(text)
 
     def _unwrapped(self, data: bytes) -> bytes:
         assert self._unwrapper is not None

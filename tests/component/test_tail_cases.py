@@ -543,3 +543,25 @@ def test_c94_a_phase_that_its_attempt_never_ended_is_over_with_it(tmp_path):
         assert "phase" not in finding.message
 
     play(scenario, Node(tmp_path))
+
+
+@pytest.mark.parametrize("before", ["", "what had this name first\n"])
+def test_a_file_written_anew_with_as_many_bytes_is_read_again(tmp_path, before):
+    """Its size tells nothing, nor does its time where the file system counts in ticks."""
+    path = tmp_path / "log"
+    file = FollowedFile(path, FollowCounters())
+    if before:  # is held open for a while after it was replaced
+        path.write_text(before)
+        assert file.read() == before.splitlines()
+    new = path.with_name("new")
+    new.write_text("step 1\nstep 2\n")
+    tick = time.time_ns() + 3600 * 10**9  # a clock ahead of ours; it stands still, as a tick does
+    os.utime(new, ns=(tick, tick))
+    new.replace(path)
+    assert [line for _ in range(4) for line in file.read()] == ["step 1", "step 2"]
+    path.write_text("FATAL!\nstep 3\n")
+    os.utime(path, ns=(tick, tick))
+    assert path.stat().st_size == len("step 1\nstep 2\n")
+    assert [line for _ in range(4) for line in file.read()] == ["FATAL!", "step 3"]
+    assert file.counters.truncations == 1
+    file.close()

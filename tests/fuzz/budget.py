@@ -7,10 +7,10 @@
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
@@ -24,10 +24,16 @@ ROUND_EXAMPLES: Final = 100
 """Between two looks at the clock."""
 
 
-def fuzz(inputs: SearchStrategy[T], check: Callable[[T], None], share: float = 1.0) -> None:
+def fuzz(
+    inputs: SearchStrategy[T],
+    check: Callable[[T], None],
+    share: float = 1.0,
+    examples: Sequence[T] = (),
+) -> None:
     """Call ``check`` with inputs until they are all tried; a failure is shrunk and shown.
 
     ``share`` is how much of an even part of the time this target gets, where there is one.
+    ``examples`` were found before, and are tried first each time.
     """
     deadline = time.monotonic() + SECONDS / TARGETS * share
     rounds = 0
@@ -39,12 +45,14 @@ def fuzz(inputs: SearchStrategy[T], check: Callable[[T], None], share: float = 1
             max_examples=ROUND_EXAMPLES,
             deadline=None,
             database=None,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.explicit, Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )
         @given(inputs)
         def one(value: T) -> None:
             check(value)
 
+        for found in examples:
+            one = example(found)(one)
         one()
         rounds += 1

@@ -33,6 +33,10 @@ PIECES = st.one_of(
     st.sampled_from(SAID),
     st.sampled_from(SAID).map(lambda line: line + b"\n"),
 )  # fmt: skip
+WRAPPED = b'{"log":"loss 1\\n","stream":"stdout","time":"2026-01-01T00:00:00Z"}\n'
+MARKED = b"\xef\xbb\xbf" + WRAPPED
+LONG_WRAPPED = b'{"log":"' + b"x" * 40_000 + b'\\n","stream":"stdout","time":"t"}\nend\n'
+THE_END = b"x" * 100 + b"\nthe end\n"
 OUTPUT = st.lists(PIECES, max_size=12).map(b"".join)
 
 
@@ -55,7 +59,10 @@ def test_lines_do_not_depend_on_how_the_bytes_came() -> None:
         assert pieces.partial.replace("\r", "\n") == whole.partial.replace("\r", "\n")
         assert all(line and "\n" not in line and "\r" not in line for line in found)
 
-    fuzz(st.tuples(OUTPUT, st.lists(st.integers(0, 1 << 16), max_size=8)), check)
+    known = [(MARKED, [place]) for place in range(1, len(MARKED), 3)]
+    known += [(LONG_WRAPPED, [35_000]), (MARKED[:3], [1]), (b"\0" * 20 + MARKED, [3, 21, 23, 30])]
+    inputs = st.tuples(OUTPUT, st.lists(st.integers(0, 1 << 16), max_size=8))
+    fuzz(inputs, check, examples=known)
 
 
 def test_a_line_without_an_end_stays_bounded_and_nothing_of_it_is_lost() -> None:
@@ -96,12 +103,20 @@ def test_a_file_that_is_written_cut_and_replaced_is_read_without_an_error() -> N
                     position, _ = file.place(), file.close()
                     file = FollowedFile(path, FollowCounters(), position=position)
                 assert all(isinstance(line, str) for line in file.read())
-            path.write_bytes(b"x" * 100 + b"\nthe end\n")
+            path.write_bytes(THE_END)
             lines = [line for _ in range(8) for line in file.read()]
             file.close()
             assert lines[-1:] == ["the end"]
 
-    fuzz(st.lists(deed, max_size=8), check)
+    as_long = b"\0" * (len(THE_END) - len(WRAPPED)) + WRAPPED
+    known = [
+        # The first file is still held open when the second is written anew.
+        [("write", WRAPPED), ("replace", as_long[:3]), ("write", as_long[3:])],
+        [("write", WRAPPED), ("replace", MARKED[:3]), ("write", as_long[3:])],
+        [("write", as_long)],
+        [("replace", as_long), ("reopen", b"")],
+    ]
+    fuzz(st.lists(deed, max_size=8), check, examples=known)
 
 
 def judged(rules: tuple[LogRule, ...], pieces: list[bytes]) -> list[LogVerdict]:
